@@ -1,0 +1,150 @@
+"""Alternatives: birth, coupled step, recoupling and pruning. Algorithm 2's bookkeeping, for any kernel.
+
+Per chain there are K slots, each with at most one alternative: a state `y`, a weight `W` (a vector over the P parameters) and
+a score `s ≥ 0` that is zero exactly when the slot is empty. The derivative of `E[f(x)]` is carried by `Σ W (f(y) − f(x))`.
+
+The order within a step is: propagate the alternatives by the coupled step; empty the slots whose alternative met the primal;
+prune one slot against the new candidate. Scores never look at a direction dθ, so everything is linear in it.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from . import _trees
+from .kernel import AcceptReject, State, Step, met
+from .parameters import Parameters, without_gradients
+
+
+class Alternatives(eqx.Module):
+    """K slots; the leaves of `state` have them as their leading axis."""
+
+    state: State
+    weight: Float[Array, "K P"]
+    score: Float[Array, "K"]
+
+    @property
+    def alive(self) -> Bool[Array, "K"]:
+        return self.score > 0
+
+
+class Events(eqx.Module):
+    """What happened at a step: in which slots an alternative met the primal or a new one was born, and the candidates' score."""
+
+    recoupled: Bool[Array, "K"]
+    born: Bool[Array, "K"]
+    score: Float[Array, ""]
+
+
+def none_yet(state: State, num_slots: int, num_parameters: int, dtype) -> Alternatives:
+    """K empty slots, for a chain that starts at `state`."""
+    return Alternatives(
+        _trees.repeat(without_gradients(state), num_slots),
+        jnp.zeros((num_slots, num_parameters), dtype),
+        jnp.zeros(num_slots, dtype),
+    )
+
+
+def propagate(
+    kernel: AcceptReject,
+    parameters: Parameters,
+    step: Step,
+    alternatives: Alternatives,
+    noise: PyTree,
+    coupling_noise: PyTree,
+) -> State:
+    """The coupled step of every alternative. They share its noise: each is a coupling with the primal by itself."""
+    step = without_gradients(step)
+    move = lambda y: kernel.coupled_step(parameters.value_only(), step, y, noise, coupling_noise)
+    return _each_slot(move, alternatives.state)
+
+
+def drop_recoupled(alternatives: Alternatives, primal: State) -> Alternatives:
+    """Empties the slots whose alternative is where the primal is: they will stay together."""
+    recoupled = _each_slot(lambda y: met(y, primal), alternatives.state)
+    weight = jnp.where(recoupled[:, None], 0.0, alternatives.weight)
+    return Alternatives(alternatives.state, weight, jnp.where(recoupled, 0.0, alternatives.score))
+
+
+def prune(
+    kernel: AcceptReject,
+    step: Step,
+    alternatives: Alternatives,
+    candidate: Float[Array, "P *D"],
+    uniform: Float[Array, ""],
+) -> tuple[Alternatives, Bool[Array, "K"]]:
+    """Keeps one of the D candidates and the lightest alternative, `i` with probability `s_i / Σs` and weight `w_i Σs / s_i`.
+
+    `candidate` holds the weights of flipping each decision of the step, and `s = ‖w‖`. An empty slot weighs nothing, so it is
+    taken first. Also returns which slot has a new alternative.
+    """
+    scores = norm(candidate)
+    index, new_score, new_weight = _pick(candidate, scores, uniform, jnp.min(alternatives.score))
+    slot = _lightest(alternatives.score)
+    old_score = jnp.sum(jnp.where(slot, alternatives.score, 0.0))
+    total = new_score + old_score
+    # An empty slot takes the candidate even where `uniform * total` rounds up to it.
+    born = (uniform * total < new_score) | ((old_score == 0) & (new_score > 0))
+    replaced = slot & born
+
+    state = _trees.select(replaced, _broadcast(without_gradients(kernel.flipped(step, index)), slot), alternatives.state)
+    safe = lambda score: jnp.where(score > 0, score, 1.0)
+    grown = jnp.where(slot, total / safe(alternatives.score), 1.0)
+    weight = jnp.where(replaced[:, None], new_weight * (total / safe(new_score)), alternatives.weight * grown[:, None])
+    return Alternatives(state, weight, jnp.where(slot, total, alternatives.score)), replaced
+
+
+def contribution(alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]) -> Float[Array, "P F"]:
+    """`Σ_k W_k ⊗ (f(y_k) − f(x))`."""
+    difference = jnp.where(alternatives.alive[:, None], values - primal_value, 0.0)
+    return jnp.sum(alternatives.weight[:, :, None] * difference[:, None, :], axis=0)
+
+
+def values(function, alternatives: Alternatives) -> Float[Array, "K F"]:
+    """`f(y_k)`."""
+    return _each_slot(function, alternatives.state)
+
+
+def norm(vector: Float[Array, "P *D"]) -> Float[Array, "*D"]:
+    """The Euclidean norm over the parameters."""
+    if vector.shape[0] == 1:
+        return jnp.abs(vector[0])
+    return jnp.sqrt(jnp.sum(vector**2, axis=0))
+
+
+def _each_slot(function, state: State):
+    """`function` of each slot's state; one slot needs no `vmap`, whose batched primitives may be slower."""
+    if jax.tree.leaves(state)[0].shape[0] > 1:
+        return jax.vmap(function)(state)
+    single = function(jax.tree.map(lambda leaf: leaf[0], state))
+    return jax.tree.map(lambda leaf: leaf[None], single)
+
+
+def _broadcast(state: State, slots: Bool[Array, "K"]) -> State:
+    return _trees.repeat(state, slots.shape[0])
+
+
+def _lightest(score: Float[Array, "K"]) -> Bool[Array, "K"]:
+    if score.shape[0] == 1:
+        return jnp.ones(1, bool)
+    return jnp.arange(score.shape[0]) == jnp.argmin(score)
+
+
+def _pick(candidate, scores, uniform, old_score):
+    """One of the D candidates in proportion to its score: its index, the total score, its weight scaled to that total.
+
+    The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs + S) < Σs`, `v` is
+    uniform on [0, Σs).
+    """
+    if scores.ndim == 0:
+        return jnp.zeros((), int), scores, candidate
+    flat = scores.ravel()
+    cumulative = jnp.cumsum(flat)
+    total = cumulative[-1]
+    position = jnp.minimum(uniform * (total + old_score), jnp.nextafter(total, jnp.zeros_like(total)))
+    index = jnp.minimum(jnp.sum(cumulative <= position), flat.size - 1)
+    chosen = candidate.reshape(candidate.shape[0], -1)[:, index]
+    return index, total, chosen * (total / jnp.where(flat[index] > 0, flat[index], 1.0))

@@ -1,0 +1,33 @@
+"""The maximal coupling of Gaussian steps that reflects what it does not keep."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .. import _trees
+from ..proposals import GaussianProposal
+from .coupling import NoiseCoupling
+
+
+class MaximalReflection(NoiseCoupling):
+    """For Gaussian steps `x' = m(x) + L z`: keep `x'` as often as possible, and otherwise step as its mirror image.
+
+    With `z = L⁻¹(x' − m(x))`, `δ = L⁻¹(m(y) − m(x))` and `e = δ/‖δ‖`: keep `x'` with probability
+    `min(1, φ(z − δ)/φ(z))`, else `y' = m(y) + L(z − 2(e·z)e)`. Refused for proposals that are not Gaussian.
+    """
+
+    def noise(self, key, proposal, x, num_steps):
+        return jax.random.uniform(key, (num_steps,))
+
+    def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        assert isinstance(proposal, GaussianProposal)
+        mean_x, mean_y = proposal.mean(x), proposal.mean(y)
+        z = proposal.whiten(_trees.subtract(x_new, mean_x))
+        delta = proposal.whiten(_trees.subtract(mean_y, mean_x))
+        along, distance = _trees.dot(z, delta), _trees.dot(delta, delta)
+        keep = noise < jnp.exp(jnp.minimum(0.0, along - 0.5 * distance))
+        # Where the chains have met, δ = 0, and `couple` takes x'.
+        twice = 2 * along / jnp.where(distance > 0, distance, 1.0)
+        reflected = jax.tree.map(lambda z, delta: z - twice * delta, z, delta)
+        return _trees.select(keep, x_new, _trees.add(mean_y, proposal.colour(reflected)))

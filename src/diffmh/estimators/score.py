@@ -1,0 +1,74 @@
+"""Algorithm 3: the score function of the decisions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from .estimator import Estimator, explicit
+
+
+class Averages(eqx.Module):
+    """Averages over one chain: of `w f + ∂f/∂θ`, and of the score w."""
+
+    weighted: Float[Array, "P F *C"]
+    score: Float[Array, "P *C"]
+
+
+class Score(Estimator):
+    """`(1/N) Σ_t w_t (f(x_t) − b)` with `w_t = Σ_{s ≤ t} ∂ log P(decision_s)`. Unbiased; its variance grows with N.
+
+    `baseline` is b: `None` (none, as the paper prints it), a number or a pytree like f's value, or `"other chains"`, the mean
+    of f over the other chains, which is independent of w and so leaves the estimate unbiased.
+
+    >>> import diffmh
+    >>> diffmh.Score(baseline="other chains")
+    Score(baseline='other chains')
+    """
+
+    baseline: Any
+    differentiates_steps: ClassVar[bool] = True
+
+    def __init__(self, baseline: Any = None):
+        if isinstance(baseline, str) and baseline != "other chains":
+            raise ValueError(
+                "`Score(baseline=...)` must be None, a number, a pytree like f's value or 'other chains', got"
+                f" {baseline!r}."
+            )
+        self.baseline = baseline if baseline is None or isinstance(baseline, str) else jax.tree.map(jnp.asarray, baseline)
+
+    def draw(self, step, key, x, num_steps):
+        return None
+
+    def start(self, parameters, kernel, state):
+        return jnp.zeros(parameters.size, jnp.result_type(*jax.tree.leaves(parameters.theta)))
+
+    def advance(self, parameters, kernel, step, memory, noise, own_noise):
+        gradient = jnp.where(step.accepted, step.log_accept_gradient, step.log_reject_gradient).astype(memory.dtype)
+        return memory + jnp.sum(gradient, axis=tuple(range(1, gradient.ndim))), None
+
+    def observe(self, parameters, kernel, observable, value, state, memory):
+        return Averages(memory[:, None] * value.value[None, :] + explicit(value), memory)
+
+    def derivative(self, means: Averages, value):
+        if self.baseline is None:
+            return means.weighted
+        if isinstance(self.baseline, str):
+            num_chains = value.shape[-1]
+            if num_chains < 2:
+                raise ValueError("`Score(baseline='other chains')` needs `num_chains` of at least 2, got 1.")
+            baseline = (jnp.sum(value, axis=-1, keepdims=True) - value) / (num_chains - 1)
+        else:
+            flat = ravel_pytree(self.baseline)[0].astype(value.dtype)
+            if flat.size not in (1, value.shape[0]):
+                raise ValueError(
+                    f"`Score(baseline=...)` has {flat.size} numbers, and f's value has {value.shape[0]}: give one for all"
+                    " or one for each."
+                )
+            baseline = jnp.broadcast_to(flat[:, None], value.shape)
+        return means.weighted - means.score[:, None, :] * baseline[None]

@@ -1,0 +1,209 @@
+"""expectation: an expectation under Metropolis–Hastings as an ordinary, differentiable JAX function."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+
+from . import _admission, _trees, _validate
+from ._validate import NotDifferentiable
+from .estimators import Estimator, StochasticDerivative
+from .kernel import Kernel
+from .report import Report, RunChains, report
+from .simulation import Simulation, run
+
+
+class Differentiable(ABC):
+    """A function `(theta, key, *args)` of expectations that `jax.grad` differentiates, and that reports its own error."""
+
+    num_chains: int
+
+    def __call__(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
+        """The value, averaged over chains. `jit`, `grad`, `jvp`, `vmap` and their nestings apply."""
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.per_chain(theta, key, *args))
+
+    @abstractmethod
+    def per_chain(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
+        """The value of each chain along a leading axis, differentiable like the value, which is their mean."""
+
+    @abstractmethod
+    def run_chains(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> RunChains:
+        """Each chain's value and derivative, and what was counted on the way."""
+
+    def run(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Report:
+        """Value and gradient, each with its standard error over the chains, and diagnostics.
+
+        Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the numbers.
+        """
+        if self.num_chains < 2:
+            raise ValueError("`.run` takes its errors from the chains and needs `num_chains` of at least 2, got 1.")
+        if not _validate.concrete(theta, key, args):
+            raise TypeError("`.run` makes a report for people and cannot be traced: call the expectation itself instead.")
+        return report(self.run_chains(theta, key, *args))
+
+
+class Expectation(Differentiable):
+    """`m(θ) = E[(1/N) Σ f(θ, x_t)]` over the chain's steps `B < t ≤ B + N`; made by `diffmh.expectation`."""
+
+    def __init__(self, simulation: Simulation):
+        self.simulation = simulation
+        self.num_chains = simulation.num_chains
+        self._admitted: dict[Any, _admission.Admission] = {}
+
+    def __repr__(self) -> str:
+        s = self.simulation
+        return (
+            f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in}, num_chains={s.num_chains},"
+            f" estimator={s.estimator})"
+        )
+
+    def per_chain(self, theta, key=None, *args):
+        simulation, form, theta, key, args = self._admit(theta, key, args)
+        value = eqx.Partial(_value, simulation)
+        jacobian = eqx.Partial(_value_and_jacobian, simulation)
+        if form.closes_over_tracers:
+            value = eqx.filter_closure_convert(value, theta, key, args)
+            jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
+        return form.unflatten(_differentiable_value(value, jacobian, theta, key, args))
+
+    def run_chains(self, theta, key=None, *args):
+        simulation, form, theta, key, args = self._admit(theta, key, args)
+        outcome, jacobian = _diagnosed(simulation, theta, key, args)
+        return RunChains(form.unflatten, theta, outcome.observed.value, jacobian, (outcome,))
+
+    def _admit(self, theta, key, args):
+        """Refuses what cannot be run, once for each form of the arguments, and what can be seen of their values each time."""
+        theta, key = _validate.theta(theta), _validate.typed_key(key)
+        theta = _trees.strong(theta)
+        args = jax.tree.map(lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf, args)
+        dynamic, static = eqx.partition((theta, args), eqx.is_array)
+        described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), dynamic)
+        signature = (jax.tree.structure(dynamic), str(described), jax.tree.structure(static), str(static), key.dtype)
+        admission = self._admitted.get(signature)
+        if admission is None:
+            admission = _admission.admit(self.simulation, theta, key, args)
+            if not admission.closes_over_tracers:
+                self._admitted[signature] = admission
+        _admission.check_start(self.simulation, theta, key, args)
+        simulation = dataclasses.replace(self.simulation, f_depends_on_theta=admission.f_depends_on_theta)
+        return simulation, admission, theta, key, args
+
+
+def expectation(
+    f: Callable[..., PyTree],
+    kernel: Kernel,
+    *,
+    init: PyTree | Callable[[Key[Array, ""]], PyTree],
+    num_samples: int,
+    burn_in: int = 0,
+    num_chains: int = 16,
+    lag: int = 0,
+    estimator: Estimator | None = None,
+) -> Expectation:
+    """The expectation of `f` under a kernel's chain, as a function `(theta, key, *args)` that JAX differentiates without bias.
+
+    `m(θ) = E[(1/N) Σ_{t=B+1}^{B+N} f(θ, x_t)]` with `N = num_samples`, `B = burn_in`, `x_0 = init` never counted. The derivative
+    is that of this finite chain, burn-in included.
+
+    **Arguments**
+
+    - `f(theta, x, *args)`: a pytree of real arrays.
+    - `kernel`: a `Kernel`, such as `MetropolisHastings(log_density, proposal)`.
+    - `init`: the start state, or a function `key -> state` for a random one.
+    - `num_samples`, `burn_in`: steps counted, and steps before them. Memory grows with neither.
+    - `num_chains`: independent chains, which give the error.
+    - `estimator`: `StochasticDerivative()` if left out; `Score()`; `Covariance()`.
+
+    **Returns** an `Expectation`: call it with `(theta, key, *args)` for the value, differentiate that call with any of JAX's
+    transformations, or call `.run` for value and gradient with their errors. `theta` is any pytree of floats, `key` a typed key,
+    `args` data that is passed through and never differentiated.
+
+    **Refused**: second derivatives; derivatives with respect to `args`, `init` or anything that `f` and the kernel close over;
+    parameters on which nothing depends; half precision; and values that are not finite at the start.
+
+    >>> import jax, diffmh
+    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
+    >>> mean = diffmh.expectation(lambda theta, x: x, normal, init=0.0, num_samples=2_000, burn_in=50, num_chains=64)
+    >>> value, gradient = jax.value_and_grad(mean)(0.5, jax.random.key(0))
+    >>> round(float(value), 1), round(float(gradient), 1)                # exactly 0.5 and 1
+    (0.5, 1.0)
+    """
+    if lag != 0:
+        raise NotImplementedError(f"`expectation(lag=...)` must be 0 for now, got {lag!r}.")
+    estimator = StochasticDerivative() if estimator is None else estimator
+    where = "expectation(f, kernel, ...)"
+    simulation = Simulation(
+        kernel=_validate.instance(kernel, Kernel, where, "kernel"),
+        init=init if callable(init) else _trees.strong(_validate.state(init, "`init`")),
+        f=_validate.function(f, where, "f", "f(theta, x, *args) -> pytree of real arrays"),
+        estimator=_validate.instance(estimator, Estimator, where, "estimator"),
+        num_samples=_validate.count(num_samples, "num_samples=..."),
+        burn_in=_validate.count(burn_in, "burn_in=...", least=0),
+        num_chains=_validate.count(num_chains, "num_chains=..."),
+    )
+    return Expectation(simulation)
+
+
+@eqx.filter_jit
+def _value(simulation: Simulation, theta, key, args) -> Float[Array, "F C"]:
+    return run(simulation.plain(), theta, key, args, differentiate=False).observed.value
+
+
+@eqx.filter_jit
+def _value_and_jacobian(simulation: Simulation, theta, key, args):
+    observed = run(simulation, theta, key, args).observed
+    return observed.value, simulation.estimator.derivative(observed.estimator, observed.value)
+
+
+@eqx.filter_jit
+def _diagnosed(simulation: Simulation, theta, key, args):
+    outcome = run(simulation, theta, key, args, diagnose=True)
+    return outcome, simulation.estimator.derivative(outcome.observed.estimator, outcome.observed.value)
+
+
+@eqx.filter_custom_jvp
+def _differentiable_value(value, jacobian, theta, key, args):
+    return value(theta, key, args)
+
+
+@_differentiable_value.def_jvp
+def _value_jvp(primals, tangents):
+    _, jacobian, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    if jax.tree.leaves(d_args):
+        raise NotDifferentiable(
+            "A derivative with respect to `args` was asked for: they are data. Make what you differentiate a part of `theta`."
+        )
+    if jax.tree.leaves(closed_over):
+        raise NotDifferentiable(
+            "A derivative was asked for with respect to `init`, to an array in the kernel, or to a value that `log_density` or `f`"
+            " closes over. Make what you differentiate a part of `theta`, or hide it with `jax.lax.stop_gradient`."
+        )
+    theta = jax.tree.map(jnp.asarray, theta)
+    values, derivative = _once_differentiable(jacobian, theta, key, args)
+    directions = jax.tree.map(
+        lambda leaf, d: jnp.zeros_like(leaf) if d is None else d, theta, d_theta, is_leaf=lambda node: node is None
+    )
+    direction = ravel_pytree(directions)[0]
+    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+
+
+@eqx.filter_custom_jvp
+def _once_differentiable(jacobian, theta, key, args):
+    return jacobian(theta, key, args)
+
+
+@_once_differentiable.def_jvp
+def _refuse_second_derivative(primals, tangents):
+    raise NotDifferentiable(
+        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh estimates first derivatives"
+        " only. For curvature, difference `jax.grad` at two values of theta with the same key."
+    )

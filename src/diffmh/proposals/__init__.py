@@ -1,0 +1,15 @@
+"""Proposals `q(x' | x)`, one small file per family."""
+
+from .finite import FiniteProposal as FiniteProposal
+from .finite import OtherState as OtherState
+from .finite import TransitionMatrix as TransitionMatrix
+from .gaussian import CrankNicolson as CrankNicolson
+from .gaussian import GaussianProposal as GaussianProposal
+from .gaussian import GaussianWalk as GaussianWalk
+from .independence import Independence as Independence
+from .on import On as On
+from .proposal import NoiseProposal as NoiseProposal
+from .proposal import Proposal as Proposal
+from .proposal import draw as draw
+from .proposal import move as move
+from .spin_flip import SpinFlip as SpinFlip

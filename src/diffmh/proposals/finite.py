@@ -1,0 +1,103 @@
+"""Proposals on the states `0, 1, ..., n − 1`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .. import _validate
+from .proposal import NoiseProposal
+
+
+def index_from_uniform(probabilities: Float[Array, "n"], uniform: Float[Array, ""]) -> Int[Array, ""]:
+    """The index drawn by inversion from `probabilities`, which need not sum to one. An index of mass 0 is never drawn."""
+    cumulative = jnp.cumsum(probabilities)
+    return jnp.sum(cumulative <= uniform * cumulative[-1])
+
+
+class FiniteProposal(NoiseProposal):
+    """A proposal on finitely many states, whose whole distribution can be written down: it is coupled maximally, exactly."""
+
+    @abstractmethod
+    def probabilities(self, x: Int[Array, ""]) -> Float[Array, "n"]:
+        """`q(· | x)`."""
+
+    def log_prob(self, x, x_new):
+        return jnp.log(self.probabilities(x)[x_new])
+
+
+class OtherState(FiniteProposal):
+    """One of the other states, each with probability `1/(n − 1)`. Best coupled by `Maximal`.
+
+    >>> import diffmh, jax, jax.numpy as jnp
+    >>> int(diffmh.OtherState(3).sample(jax.random.key(0), jnp.array(1))) in (0, 2)
+    True
+    """
+
+    num_states: int = eqx.field(static=True)
+    symmetric: bool = eqx.field(static=True)
+
+    def __init__(self, num_states: int):
+        self.num_states = _validate.count(num_states, "OtherState(num_states=...)", least=2)
+        self.symmetric = True
+
+    def noise(self, key, x, num_steps):
+        _check_index(x, "OtherState")
+        return jax.random.randint(key, (num_steps,), 1, self.num_states, dtype=x.dtype)
+
+    def move(self, x, noise):
+        return (x + noise) % self.num_states
+
+    def probabilities(self, x):
+        return jnp.where(jnp.arange(self.num_states) == x, 0.0, 1.0 / (self.num_states - 1))
+
+
+class TransitionMatrix(FiniteProposal):
+    """From state `i` propose `j` with probability `matrix[i, j]`; rows sum to one, zeros and asymmetry are welcome.
+
+    Best coupled by `Maximal`.
+
+    >>> import diffmh, jax, jax.numpy as jnp
+    >>> ring = diffmh.TransitionMatrix(jnp.array([[0.0, 0.9, 0.1], [0.1, 0.0, 0.9], [0.9, 0.1, 0.0]]))
+    >>> round(float(jnp.exp(ring.log_prob(jnp.array(0), jnp.array(1)))), 6)
+    0.9
+    """
+
+    matrix: Float[Array, "n n"]
+    symmetric: bool = eqx.field(static=True)
+
+    def __init__(self, matrix: Array):
+        self.matrix = jnp.asarray(matrix)
+        _validate.real_dtype(self.matrix.dtype, "`TransitionMatrix(matrix=...)`")
+        shape = self.matrix.shape
+        if self.matrix.ndim != 2 or shape[0] != shape[1] or shape[0] < 2:
+            raise ValueError(f"`TransitionMatrix(matrix=...)` must be square with at least two states, got shape {shape}.")
+        self.symmetric = False
+        if _validate.concrete(self.matrix):
+            values = np.asarray(self.matrix)
+            if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-5):
+                raise ValueError(
+                    "`TransitionMatrix(matrix=...)` must have non-negative rows that sum to one, got rows that sum to"
+                    f" {values.sum(axis=1)}."
+                )
+            self.symmetric = bool(np.all(values == values.T))
+
+    def noise(self, key, x, num_steps):
+        _check_index(x, "TransitionMatrix")
+        return jax.random.uniform(key, (num_steps,), self.matrix.dtype)
+
+    def move(self, x, noise):
+        return index_from_uniform(self.probabilities(x), noise).astype(x.dtype)
+
+    def probabilities(self, x):
+        return self.matrix[x]
+
+
+def _check_index(x, name):
+    if not hasattr(x, "dtype") or x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"`{name}` moves one integer, the index of a state, got {x}: start from an integer such as 0.")
