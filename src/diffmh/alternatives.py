@@ -1,7 +1,7 @@
 """Alternatives: birth, coupled step, recoupling and pruning. Algorithm 2's bookkeeping, for any kernel.
 
-Per chain there are K slots, each with at most one alternative: a state `y`, a weight `W` (a vector over the P parameters) and
-a score `s ≥ 0` that is zero exactly when the slot is empty. The derivative of `E[f(x)]` is carried by `Σ W (f(y) − f(x))`.
+Per chain there are K slots, each with at most one alternative: a state `y` and a weight `W`, a vector over the P parameters that
+is zero when the slot is empty. The derivative of `E[f(x)]` is carried by `Σ W (f(y) − f(x))`.
 
 The order within a step is: propagate the alternatives by the coupled step; empty the slots whose alternative met the primal;
 prune one slot against the new candidate. Scores never look at a direction dθ, so everything is linear in it.
@@ -24,7 +24,11 @@ class Alternatives(eqx.Module):
 
     state: State
     weight: Float[Array, "K P"]
-    score: Float[Array, "K"]
+
+    @property
+    def score(self) -> Float[Array, "K"]:
+        """`‖W‖`."""
+        return norm(self.weight.T)
 
     @property
     def alive(self) -> Bool[Array, "K"]:
@@ -42,9 +46,7 @@ class Events(eqx.Module):
 def none_yet(state: State, num_slots: int, num_parameters: int, dtype) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
     return Alternatives(
-        _trees.repeat(without_gradients(state), num_slots),
-        jnp.zeros((num_slots, num_parameters), dtype),
-        jnp.zeros(num_slots, dtype),
+        _trees.repeat(without_gradients(state), num_slots), jnp.zeros((num_slots, num_parameters), dtype)
     )
 
 
@@ -65,8 +67,7 @@ def propagate(
 def drop_recoupled(alternatives: Alternatives, primal: State) -> Alternatives:
     """Empties the slots whose alternative is where the primal is: they will stay together."""
     recoupled = _each_slot(lambda y: met(y, primal), alternatives.state)
-    weight = jnp.where(recoupled[:, None], 0.0, alternatives.weight)
-    return Alternatives(alternatives.state, weight, jnp.where(recoupled, 0.0, alternatives.score))
+    return Alternatives(alternatives.state, jnp.where(recoupled[:, None], 0.0, alternatives.weight))
 
 
 def prune(
@@ -81,10 +82,9 @@ def prune(
     `candidate` holds the weights of flipping each decision of the step, and `s = ‖w‖`. An empty slot weighs nothing, so it is
     taken first. Also returns which slot has a new alternative.
     """
-    scores = norm(candidate)
-    index, new_score, new_weight = _pick(candidate, scores, uniform, jnp.min(alternatives.score))
-    slot = _lightest(alternatives.score)
-    old_score = jnp.sum(jnp.where(slot, alternatives.score, 0.0))
+    scores = alternatives.score
+    slot, old_score = _lightest(scores)
+    index, new_score, new_weight = _pick(candidate, uniform, old_score)
     total = new_score + old_score
     # An empty slot takes the candidate even where `uniform * total` rounds up to it.
     born = (uniform * total < new_score) | ((old_score == 0) & (new_score > 0))
@@ -92,9 +92,9 @@ def prune(
 
     state = _trees.select(replaced, _broadcast(without_gradients(kernel.flipped(step, index)), slot), alternatives.state)
     safe = lambda score: jnp.where(score > 0, score, 1.0)
-    grown = jnp.where(slot, total / safe(alternatives.score), 1.0)
+    grown = jnp.where(slot, total / safe(scores), 1.0)
     weight = jnp.where(replaced[:, None], new_weight * (total / safe(new_score)), alternatives.weight * grown[:, None])
-    return Alternatives(state, weight, jnp.where(slot, total, alternatives.score)), replaced
+    return Alternatives(state, weight), replaced
 
 
 def contribution(alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]) -> Float[Array, "P F"]:
@@ -127,18 +127,20 @@ def _broadcast(state: State, slots: Bool[Array, "K"]) -> State:
     return _trees.repeat(state, slots.shape[0])
 
 
-def _lightest(score: Float[Array, "K"]) -> Bool[Array, "K"]:
-    if score.shape[0] == 1:
-        return jnp.ones(1, bool)
-    return jnp.arange(score.shape[0]) == jnp.argmin(score)
+def _lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, ""]]:
+    """Which slot is lightest, and its score."""
+    if scores.shape[0] == 1:
+        return jnp.ones(1, bool), scores[0]
+    return jnp.arange(scores.shape[0]) == jnp.argmin(scores), jnp.min(scores)
 
 
-def _pick(candidate, scores, uniform, old_score):
+def _pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score: Float[Array, ""]):
     """One of the D candidates in proportion to its score: its index, the total score, its weight scaled to that total.
 
     The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs + S) < Σs`, `v` is
     uniform on [0, Σs).
     """
+    scores = norm(candidate)
     if scores.ndim == 0:
         return jnp.zeros((), int), scores, candidate
     flat = scores.ravel()

@@ -67,17 +67,21 @@ class Parameters(eqx.Module):
         """
         return _launder(tree, self.never[0])
 
+    def apart(self, tree: PyTree) -> PyTree:
+        """`tree` again, for computations that are to share no intermediate result with those from `tree` itself."""
+        return _launder(tree, self.never[1])
+
     def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
         """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.
 
-        The derivative is computed from laundered operands so that it shares no intermediate result with the value:
-        the value's instructions are then the same whether or not anybody asks for a derivative.
+        The derivative is computed apart from the value, whose instructions are then the same whether or not anybody asks for a
+        derivative.
         """
         value = self.settle(function(self.theta, *operands, *self.args))
         if not self.differentiate:
             return Dual(value, None)
-        apart = _launder(operands, self.never[1])
-        return Dual(value, jacobian(lambda theta: function(theta, *apart, *self.args), self.theta))
+        operands = self.apart(operands)
+        return Dual(value, jacobian(lambda theta: function(theta, *operands, *self.args), self.theta))
 
 
 def jacobian(function: Callable[[PyTree], Array], theta: PyTree) -> Float[Array, "P ..."]:

@@ -27,7 +27,7 @@ from .kernel import AcceptReject, Kernel, State
 from .parameters import Dual, Parameters
 
 # Random words per chain that a block may hold, and the steps that it may have.
-_BLOCK_WORDS, _BLOCK_STEPS = 4096, 64
+_BLOCK_WORDS, _BLOCK_STEPS = 4096, 128
 
 
 class Simulation(eqx.Module):
@@ -117,7 +117,7 @@ class Loop(eqx.Module):
         return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words)))
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
-        never = jax.random.uniform(key, (2,)) < 0
+        never = jax.random.normal(key, (2,)) > 1e30
         return Parameters(self.theta, self.args, never, self.differentiate)
 
     def start(self) -> tuple[Chain, Bool[Array, "C"]]:
@@ -162,11 +162,12 @@ class Loop(eqx.Module):
 
     def observe(self, parameters: Parameters, chain: Chain, origin: Float[Array, "F"] | None) -> Observed:
         """What one chain adds to the averages where it is now; the square about `origin`, if there is one."""
-        simulation, x = self.simulation, chain.state.x
-        value = simulation.observable(parameters, x)
-        args = (parameters, simulation.kernel, simulation.observable, value, chain.state, chain.memory)
-        square = None if origin is None else (value.value - origin) ** 2
-        return Observed(value.value, simulation.estimator.observe(*args), square)
+        simulation, x = self.simulation, parameters.settle(chain.state.x)
+        value = simulation.observable(parameters.value_only(), x).value
+        again = simulation.observable(parameters, parameters.apart(x))
+        args = (parameters, simulation.kernel, simulation.observable, again, chain.state, chain.memory)
+        square = None if origin is None else (again.value - origin) ** 2
+        return Observed(value, simulation.estimator.observe(*args), square)
 
 
 def run(

@@ -66,7 +66,7 @@ class StochasticDerivative(Estimator):
 
     def advance(self, parameters, kernel, step, memory: Alternatives, noise, own_noise: OwnNoise):
         state = alternatives.propagate(kernel, parameters, step, memory, noise, own_noise.coupling)
-        moved = Alternatives(state, memory.weight, memory.score)
+        moved = Alternatives(state, memory.weight)
         remaining = alternatives.drop_recoupled(moved, step.after)
         candidate = flip_weight(step, self.weights).astype(memory.weight.dtype)
         pruned, born = alternatives.prune(kernel, step, remaining, candidate, own_noise.prune)

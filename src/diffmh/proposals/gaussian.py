@@ -29,6 +29,7 @@ class GaussianProposal(NoiseProposal):
         """`m(x)`."""
 
     def noise(self, key, x, num_steps):
+        """`L z` for each step."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(
@@ -40,10 +41,10 @@ class GaussianProposal(NoiseProposal):
         draws = [
             jax.random.normal(k, (num_steps, *leaf.shape), leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)
         ]
-        return jax.tree.unflatten(structure, draws)
+        return jax.vmap(self.colour)(jax.tree.unflatten(structure, draws))
 
     def move(self, x, noise):
-        return _trees.add(self.mean(x), self.colour(noise))
+        return _trees.add(self.mean(x), noise)
 
     def log_prob(self, x, x_new):
         z = self.whiten(_trees.subtract(x_new, self.mean(x)))
