@@ -1,6 +1,7 @@
 """diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions."""
 
 from ._validate import NotDifferentiable as NotDifferentiable
+from .check import check as check
 from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
 from .couplings import Coupling as Coupling
@@ -29,5 +30,7 @@ from .proposals import Proposal as Proposal
 from .proposals import SpinFlip as SpinFlip
 from .proposals import TransitionMatrix as TransitionMatrix
 from .report import Report as Report
+from .trace import Trace as Trace
+from .trace import trace as trace
 
 __version__ = "0.1.0"

@@ -1,0 +1,47 @@
+# Everything builds its own virtual environment from pyproject.toml and constraints.txt.
+PYTHON ?= python3
+# The newest Python and JAX, for `make test-latest`.
+LATEST ?= PYENV_VERSION=3.13.0 python3.13
+RUN = .venv/bin/python
+
+.PHONY: install demo test lint bench test-latest clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+.venv/.bench: .venv/.installed
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	touch $@
+
+.venv/.lint: .venv/.installed
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[lint]"
+	touch $@
+
+demo: install
+	$(RUN) examples/mixture.py
+
+test: install
+	$(RUN) -m pytest --numprocesses 2
+
+lint: .venv/.lint
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright
+
+bench: .venv/.bench
+	$(RUN) benchmarks/core.py
+
+.venv-latest/.installed: pyproject.toml
+	$(LATEST) -m venv .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --upgrade --editable ".[test]"
+	touch $@
+
+test-latest: .venv-latest/.installed
+	.venv-latest/bin/python -m pytest --numprocesses 2
+
+clean:
+	rm -rf .venv .venv-latest

@@ -1,0 +1,114 @@
+"""trace: one chain step by step, with its alternatives, for plots and diagnostics."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from . import _trees, _validate
+from .estimators import StochasticDerivative
+from .kernel import Kernel
+from .simulation import Chain, Loop, Simulation
+
+
+class Trace(eqx.Module):
+    """A chain's path `x_1, ..., x_n` and its alternatives' after each step; every array has `n` as its leading axis.
+
+    - `primal`: the states `x_t`.
+    - `alternative`: the states `y_t`, with the K slots as second axis; of meaning only where `alive`.
+    - `weight`: the alternatives' weights, a pytree like `theta` with axes `(n, K, *leaf)`.
+    - `accepted`: the share of the step's decisions that was accepted (0 or 1 for a kernel that makes one).
+    - `alive`, `born`, `recoupled`: by step and slot: an alternative is there; it is a new one; one met the primal.
+    """
+
+    init: PyTree
+    primal: PyTree
+    alternative: PyTree
+    weight: PyTree
+    accepted: Float[Array, "n"]
+    alive: Bool[Array, "n K"]
+    born: Bool[Array, "n K"]
+    recoupled: Bool[Array, "n K"]
+
+
+class _Record(eqx.Module):
+    """What happened in one step of the kernel, over its inner steps."""
+
+    decisions: Array
+    accepted: Array
+    born: Bool[Array, "K"]
+    recoupled: Bool[Array, "K"]
+
+    def note(self, step, events) -> _Record:
+        return _Record(
+            self.decisions + step.accepted.size,
+            self.accepted + jnp.sum(step.accepted),
+            self.born | events.born,
+            self.recoupled | events.recoupled,
+        )
+
+
+def trace(
+    kernel: Kernel,
+    theta: PyTree,
+    key: Key[Array, ""],
+    *args: Any,
+    init: PyTree,
+    num_steps: int,
+    estimator: StochasticDerivative | None = None,
+) -> Trace:
+    """Follows one chain for `num_steps` steps and keeps everything: the path, the alternatives, their weights, births, recouplings.
+
+    It is the first of the chains that an `expectation` with the same kernel, key and `init` averages over.
+
+    >>> import jax, diffmh
+    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
+    >>> path = diffmh.trace(normal, 0.5, jax.random.key(0), init=0.0, num_steps=200)
+    >>> path.primal.shape, path.alternative.shape, path.weight.shape
+    ((200,), (200, 1), (200, 1))
+    """
+    where = "trace(kernel, theta, key, *args, ...)"
+    _validate.instance(kernel, Kernel, where, "kernel")
+    estimator = StochasticDerivative() if estimator is None else estimator
+    _validate.instance(estimator, StochasticDerivative, where, "estimator")
+    theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
+    estimator.refuse(sum(leaf.size for leaf in jax.tree.leaves(theta)))
+    start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
+    num_steps = _validate.count(num_steps, "num_steps=...")
+    simulation = Simulation(kernel, start, lambda theta, x, *args: 0.0, estimator, num_steps, 0, 1)
+    return _follow(simulation, theta, key, args)
+
+
+@eqx.filter_jit
+def _follow(simulation: Simulation, theta, key, args) -> Trace:
+    loop = Loop(simulation, theta, key, args, True)
+    _, unravel = ravel_pytree(theta)
+    num_slots = simulation.estimator.alternatives
+    quiet = _Record(jnp.zeros((), int), jnp.zeros((), int), jnp.zeros(num_slots, bool), jnp.zeros(num_slots, bool))
+    only = functools.partial(jax.tree.map, lambda leaf: leaf[..., 0])
+
+    def block(chain, index):
+        parameters, noise = loop.draw(index)
+
+        def step(chain: Chain, noise):
+            chain, record = loop.step(parameters, chain, noise, quiet, _Record.note)
+            slots = chain.memory
+            weight = jax.vmap(unravel)(slots.weight)
+            return chain, (chain.state.x, slots.state.x, weight, record, slots.alive)
+
+        return jax.lax.scan(step, chain, jax.tree.map(lambda leaf: leaf[..., 0], noise))
+
+    chains, _ = loop.start()
+    chain = only(chains)
+    num_blocks = -(-simulation.num_samples // loop.block_steps)
+    _, blocks = jax.lax.scan(block, chain, jnp.arange(num_blocks))
+    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: simulation.num_samples], blocks)
+    primal, alternative, weight, record, alive = joined
+    accepted = record.accepted / record.decisions
+    return Trace(chain.state.x, primal, alternative, weight, accepted, alive, record.born, record.recoupled)
