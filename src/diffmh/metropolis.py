@@ -78,7 +78,9 @@ class MetropolisHastings(AcceptReject):
         return couplings.draw(self.coupling, self.proposal, key, x, num_steps)
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
-        x_new = parameters.settle(proposals.move(self.proposal, state.x, noise.proposal))
+        x_new = proposals.move(self.proposal, state.x, noise.proposal)
+        _validate.same_form(x_new, state.x, f"what `{type(self.proposal).__name__}` proposes")
+        x_new = parameters.settle(x_new)
         proposed, log_ratio = self._log_ratio(parameters, state, x_new)
         accepted = accept(noise.uniform, log_ratio.value)
         return Step(state, proposed, _trees.select(accepted, proposed, state), accepted, log_ratio)

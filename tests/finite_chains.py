@@ -1,0 +1,86 @@
+"""Random chains on 2 to 8 states with asymmetric, sparse proposals, and their estimated and exact derivatives."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracles import derivative, finite_chain_mean, transition_matrix
+
+import diffmh
+
+STATES, PARAMETERS, OUTPUTS = 8, 3, 2
+
+
+class Problem(NamedTuple):
+    """`log g = base[x] + features[x] · θ` and `f = values[x] + slopes[x] θ_0`; states past the problem's own are never proposed."""
+
+    proposal: np.ndarray
+    theta: np.ndarray
+    base: np.ndarray
+    features: np.ndarray
+    values: np.ndarray
+    slopes: np.ndarray
+
+
+def random_problem(seed: int, num_parameters: int | None = None) -> Problem:
+    """Unused parameters have features 0; with `num_parameters=1` there are no others."""
+    rng = np.random.default_rng(seed)
+    states = int(rng.integers(2, STATES + 1))
+    kept = rng.random((states, states)) < rng.choice([0.4, 0.7, 1.0])
+    kept[np.arange(states), (np.arange(states) + 1) % states] = True
+    proposal = np.eye(STATES)
+    proposal[:states, :states] = rng.dirichlet(np.ones(states), size=states) * kept
+    proposal[:states] /= proposal[:states].sum(axis=1, keepdims=True)
+    total = num_parameters or PARAMETERS
+    used = num_parameters or int(rng.integers(1, PARAMETERS + 1))
+    features = rng.normal(size=(STATES, total)) * (np.arange(total) < used)
+    rows = (rng.normal(size=STATES), features, rng.normal(size=(STATES, OUTPUTS)), rng.normal(size=(STATES, OUTPUTS)))
+    # float32 throughout, so that the oracle differentiates the very chain that is sampled.
+    single = lambda array: np.asarray(array, np.float32).astype(float)
+    return Problem(single(proposal), single(rng.normal(size=total)), *map(single, rows))
+
+
+def log_density(theta, x, base, features, values, slopes):
+    return base[x] + features[x] @ theta
+
+
+def f(theta, x, base, features, values, slopes):
+    return values[x] + slopes[x] * theta[0]
+
+
+def stacked(problems: list[Problem]) -> Problem:
+    return Problem(*(np.stack(columns) for columns in zip(*problems, strict=True)))
+
+
+@functools.partial(jax.jit, static_argnames=("coupling", "estimator", "num_samples", "burn_in", "num_runs"))
+def _estimates(problems, keys, coupling, estimator, num_samples, burn_in, num_runs):
+    def one(problem, key):
+        kernel = diffmh.MetropolisHastings(log_density, diffmh.TransitionMatrix(problem.proposal), coupling)
+        expectation = diffmh.expectation(
+            f, kernel, init=0, num_samples=num_samples, burn_in=burn_in, num_chains=num_runs, estimator=estimator
+        )
+        return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
+
+    return jax.vmap(one)(problems, keys)
+
+
+def estimates(problems: list[Problem], seed: int, coupling, estimator, num_samples, burn_in, num_runs) -> np.ndarray:
+    """Derivatives by many independent runs: (problems, runs, F, P)."""
+    keys = jax.random.split(jax.random.key(seed), len(problems))
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
+    return np.asarray(_estimates(arrays, keys, coupling, estimator, num_samples, burn_in, num_runs))
+
+
+def exact(problem: Problem, num_samples: int, burn_in: int) -> np.ndarray:
+    """The Jacobian (F, P) of the finite chain's expectation."""
+
+    def mean(theta):
+        matrix = transition_matrix(problem.base + problem.features @ theta, problem.proposal)
+        values = problem.values + problem.slopes * theta[0]
+        return finite_chain_mean(matrix, 0, values, num_samples, burn_in)
+
+    return derivative(mean, problem.theta)[1]

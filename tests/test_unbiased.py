@@ -1,0 +1,147 @@
+"""Unbiased: random finite chains, the paper's mixture, Ising models and ties, against exact derivatives at burn-in 0 and 3."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from finite_chains import estimates, exact, random_problem
+from oracles import MEANS, derivative, finite_chain_mean, ising_moments, mixture_occupancy, transition_matrix
+from statistics_ import assert_unbiased
+
+import diffmh
+
+COUPLINGS = [diffmh.CommonRandomNumbers(), diffmh.Independent(), diffmh.Maximal()]
+LENGTHS = [(12, 0), (8, 3)]
+
+
+@functools.cache
+def problems(kind: str, part: int):
+    """200 chains in two parts, each run at its own length; one-sided weights exist for one parameter only."""
+    first = 1000 * (kind == "one-sided") + 100 * part
+    return [random_problem(seed, 1 if kind == "one-sided" else None) for seed in range(first, first + 100)]
+
+
+@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("coupling", COUPLINGS, ids=str)
+@pytest.mark.parametrize("alternatives", [1, 2, 4])
+@pytest.mark.parametrize("weights", ["two-sided", "one-sided"])
+def test_random_chains(weights, alternatives, coupling, part):
+    """One-sided weights have heavy tails where α is near 1: four times the runs."""
+    num_samples, burn_in = LENGTHS[part]
+    num_runs = 8_000 if weights == "two-sided" else 32_000
+    estimator = diffmh.StochasticDerivative(weights, alternatives)
+    found = estimates(problems(weights, part), 7, coupling, estimator, num_samples, burn_in, num_runs)
+    for index, problem in enumerate(problems(weights, part)):
+        assert_unbiased(found[index], exact(problem, num_samples, burn_in), f"chain {index} of part {part}")
+
+
+@pytest.mark.parametrize("estimator", [diffmh.Score(), diffmh.Score("other chains"), diffmh.Score(0.7)], ids=str)
+def test_random_chains_by_score(estimator):
+    found = estimates(problems("two-sided", 1), 8, diffmh.Maximal(), estimator, 8, 3, 8_000)
+    for index, problem in enumerate(problems("two-sided", 1)):
+        assert_unbiased(found[index], exact(problem, 8, 3), f"chain {index}")
+
+
+def mixture(estimator, num_samples, num_chains=40_000):
+    means = jnp.asarray(MEANS, jnp.float32)
+    kernel = diffmh.MetropolisHastings(lambda h, j: -0.5 * ((h - means[j]) / 4.0) ** 2, diffmh.OtherState(3))
+    return diffmh.expectation(
+        lambda h, j: jax.nn.one_hot(j, 3), kernel, init=0, num_samples=num_samples, num_chains=num_chains, estimator=estimator
+    )
+
+
+@pytest.mark.parametrize("num_samples", [5, 20])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        diffmh.StochasticDerivative(),
+        diffmh.StochasticDerivative(alternatives=4),
+        diffmh.StochasticDerivative("one-sided"),
+        diffmh.Score(),
+    ],
+    ids=str,
+)
+def test_mixture(estimator, num_samples):
+    found = jax.jacfwd(mixture(estimator, num_samples).per_chain)(0.4, jax.random.key(1))
+    assert_unbiased(found, derivative(mixture_occupancy(num_samples, 0), 0.4)[1][:, 0])
+
+
+def ising(size, num_sweeps=5, num_chains=20_000, estimator=None):
+    def energy(spins):
+        return -jnp.sum(spins * (jnp.roll(spins, 1, 0) + jnp.roll(spins, 1, 1))).astype(jnp.float32)
+
+    sites = [(i, j) for i in range(size) for j in range(size)]
+    density = lambda temperature, spins: -energy(spins) / temperature
+    sweep = diffmh.Cycle(*(diffmh.MetropolisHastings(density, diffmh.SpinFlip(site)) for site in sites))
+    return diffmh.expectation(
+        lambda temperature, spins: jnp.stack([energy(spins), energy(spins) ** 2]),
+        sweep,
+        init=jnp.ones((size, size), jnp.int32),
+        num_samples=num_sweeps,
+        num_chains=num_chains,
+        estimator=estimator,
+    )
+
+
+@pytest.mark.parametrize(("size", "temperature"), [(2, 2.0), (2, 3.0), (3, 2.0), (3, 3.0)])
+@pytest.mark.parametrize("alternatives", [1, 4])
+def test_ising_sweeps(size, temperature, alternatives):
+    """The sites in fixed order: a Cycle whose kernels differ only in an array."""
+    expectation = ising(size, estimator=diffmh.StochasticDerivative(alternatives=alternatives))
+    found = jax.jacfwd(expectation.per_chain)(temperature, jax.random.key(2))
+    assert_unbiased(found, derivative(ising_moments(size, 5), temperature)[1][:, 0])
+
+
+def boltzmann_machine_oracle(num_steps):
+    """Three spins, random site, all couplings and fields zero: d/d(J12, J13, J23, h1, h2, h3) of E[mean s] and E[s1 s2]."""
+    spins = np.array([[1 - 2 * ((state >> k) & 1) for k in range(3)] for state in range(8)])
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    features = np.concatenate([np.stack([spins[:, i] * spins[:, j] for i, j in pairs], 1), spins], axis=1)
+    proposal = np.zeros((8, 8))
+    for state in range(8):
+        proposal[state, state] = 0.5
+        for k in range(3):
+            proposal[state, state ^ (1 << k)] = 1 / 6
+    observed = np.stack([spins.mean(axis=1), spins[:, 0] * spins[:, 1]], axis=1).astype(float)
+    return derivative(
+        lambda theta: finite_chain_mean(transition_matrix(features @ theta, proposal), 0, observed, num_steps, 0), np.zeros(6)
+    )[1]
+
+
+@pytest.mark.parametrize("alternatives", [1, 4])
+def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
+    """Every step is an exact tie. A zero gradient here is a failure, and so is a full one."""
+
+    def log_density(theta, s):
+        couplings = theta["J"][0] * s[0] * s[1] + theta["J"][1] * s[0] * s[2] + theta["J"][2] * s[1] * s[2]
+        return couplings + jnp.sum(theta["h"] * s)
+
+    kernel = diffmh.MetropolisHastings(log_density, diffmh.SpinFlip())
+    expectation = diffmh.expectation(
+        lambda theta, s: jnp.stack([jnp.mean(s.astype(float)), (s[0] * s[1]).astype(float)]),
+        kernel,
+        init=jnp.ones(3, int),
+        num_samples=6,
+        num_chains=100_000,
+        estimator=diffmh.StochasticDerivative(alternatives=alternatives),
+    )
+    zero = {"J": jnp.zeros(3), "h": jnp.zeros(3)}
+    found = jax.jacfwd(expectation.per_chain)(zero, jax.random.key(3))
+    exact_slope = boltzmann_machine_oracle(6)
+    assert_unbiased(np.concatenate([found["J"], found["h"]], axis=-1), exact_slope)
+    assert np.abs(exact_slope).max() > 0.1
+
+
+@pytest.mark.parametrize("coupling", [None, diffmh.Maximal(), diffmh.Independent()], ids=str)
+def test_normal_at_stationarity(coupling):
+    """E[x] = θ and E[x²] = 1 + θ²: derivatives 1 and 2θ, from a start in the stationary distribution."""
+    kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38), coupling)
+    # The start is drawn at θ = 0.5 whatever θ: after 60 steps its own dependence on θ would be gone.
+    expectation = diffmh.expectation(
+        lambda theta, x: jnp.stack([x, x**2]), kernel, init=lambda key: 0.5 + jax.random.normal(key),
+        num_samples=30, burn_in=60, num_chains=20_000,
+    )
+    found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(4))
+    assert_unbiased(found, np.array([1.0, 1.0]))
