@@ -1,0 +1,166 @@
+"""The tests can fail: deliberate mistakes, each of which `assert_unbiased` must catch on a small finite chain."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from finite_chains import Problem, exact, f, log_density, random_problem
+from oracles import derivative, finite_chain_mean, transition_matrix
+from statistics_ import assert_unbiased, is_caught
+
+import diffmh
+from diffmh import alternatives, kernel
+from diffmh.estimators import stochastic_derivative
+
+PROBLEM = random_problem(3)
+LENGTH = dict(num_samples=8, burn_in=3)
+RUNS = 40_000
+
+
+def run(problem: Problem = PROBLEM, coupling=None, init=0, num_samples=8, burn_in=3) -> np.ndarray:
+    """Derivatives by many runs, traced anew (new function objects), so that what was patched is what runs."""
+    fresh = lambda theta, x, *args: log_density(theta, x, *args)
+    mh = diffmh.MetropolisHastings(fresh, diffmh.TransitionMatrix(jnp.asarray(problem.proposal, jnp.float32)), coupling)
+    expectation = diffmh.expectation(f, mh, init=init, num_samples=num_samples, burn_in=burn_in, num_chains=RUNS)
+    theta, *args = (jnp.asarray(array, jnp.float32) for array in problem[1:])
+    return np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(11), *args))
+
+
+def test_without_a_mistake():
+    assert_unbiased(run(), exact(PROBLEM, **LENGTH))
+
+
+class CopiesTheProposal(diffmh.Coupling):
+    """y' = x', whatever q(·|y) is: its marginal is broken."""
+
+    def propose(self, key, proposal, x, x_new, y):
+        return x_new
+
+
+def wrong_sign_after_a_reject(patch):
+    patch(stochastic_derivative, "flip_weight", lambda step, weights: -step.accept_probability * step.log_accept_gradient)
+
+
+def pruning_reuses_the_accept_uniform(patch):
+    right = diffmh.StochasticDerivative.advance
+
+    def wrong(self, parameters, kernel, step, memory, noise, own):
+        return right(self, parameters, kernel, step, memory, noise, stochastic_derivative.OwnNoise(own.coupling, noise.uniform))
+
+    patch(diffmh.StochasticDerivative, "advance", wrong)
+
+
+def born_at_the_alternative(patch):
+    right = alternatives.prune
+
+    def wrong(kernel, step, slots, candidate, uniform):
+        pruned, born = right(kernel, step, slots, candidate, uniform)
+        return alternatives.Alternatives(slots.state, pruned.weight), born
+
+    patch(alternatives, "prune", wrong)
+
+
+def alternative_copies_the_decision(patch):
+    right = diffmh.MetropolisHastings.coupled_step
+
+    def wrong(self, parameters, step, alternative, noise, coupling_noise):
+        agreed = jnp.where(step.accepted, -1.0, 2.0)  # a uniform below, or above, every α
+        return right(self, parameters, step, alternative, type(noise)(noise.proposal, agreed), coupling_noise)
+
+    patch(diffmh.MetropolisHastings, "coupled_step", wrong)
+
+
+def keeps_the_heavier(patch):
+    right = alternatives.prune
+
+    def wrong(kernel, step, slots, candidate, uniform):
+        heavier = alternatives.norm(candidate) > jnp.min(slots.score)
+        return right(kernel, step, slots, candidate, jnp.where(heavier, 0.0, 1.0))
+
+    patch(alternatives, "prune", wrong)
+
+
+def divides_by_one_less(patch):
+    patch(diffmh.StochasticDerivative, "derivative", lambda self, means, value: means * 8 / 7)
+
+
+def keeps_the_weight_after_a_birth(patch):
+    right = alternatives.prune
+
+    def wrong(kernel, step, slots, candidate, uniform):
+        pruned, born = right(kernel, step, slots, candidate, uniform)
+        return alternatives.Alternatives(pruned.state, jnp.where(born[:, None], candidate[None], slots.weight)), born
+
+    patch(alternatives, "prune", wrong)
+
+
+def forgets_that_f_depends_on_theta(patch):
+    patch(stochastic_derivative, "explicit", lambda value: 0.0)
+
+
+def accepts_with_its_own_uniform_but_never_drops(patch):
+    """Fresh uniforms for the alternative are unbiased only while met chains are dropped for good: here they are not, and part."""
+    patch(alternatives, "drop_recoupled", lambda slots, primal: slots)
+    right = diffmh.MetropolisHastings.coupled_step
+
+    def wrong(self, parameters, step, alternative, noise, coupling_noise):
+        return right(self, parameters, step, alternative, type(noise)(noise.proposal, 0.5 * noise.uniform), coupling_noise)
+
+    patch(diffmh.MetropolisHastings, "coupled_step", wrong)
+
+
+MISTAKES = [
+    wrong_sign_after_a_reject,
+    pruning_reuses_the_accept_uniform,
+    born_at_the_alternative,
+    alternative_copies_the_decision,
+    keeps_the_heavier,
+    divides_by_one_less,
+    keeps_the_weight_after_a_birth,
+    forgets_that_f_depends_on_theta,
+    accepts_with_its_own_uniform_but_never_drops,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_mistake_is_caught(mistake, monkeypatch):
+    mistake(monkeypatch.setattr)
+    assert is_caught(run(), exact(PROBLEM, **LENGTH))
+
+
+def test_coupling_that_breaks_its_marginal_is_caught():
+    assert is_caught(run(coupling=CopiesTheProposal()), exact(PROBLEM, **LENGTH))
+
+
+def test_no_derivative_through_burn_in_is_caught():
+    """The burn-in run apart, as a random start: its own dependence on θ is lost."""
+    matrix = transition_matrix(PROBLEM.base + PROBLEM.features @ PROBLEM.theta, PROBLEM.proposal).real
+    after_burn_in = jnp.asarray(np.linalg.matrix_power(matrix, 3)[0])
+    start = lambda key: jax.random.categorical(key, jnp.log(jnp.maximum(after_burn_in, 1e-30)))
+    assert is_caught(run(init=start, burn_in=0), exact(PROBLEM, **LENGTH))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_wrong_share_at_ties_is_caught(share, monkeypatch):
+    """Two states of equal density: every step is a tie, of which half the derivative counts."""
+    tied = PROBLEM._replace(base=np.zeros(8), theta=np.zeros(3), slopes=np.zeros((8, 2)))
+    symmetric = np.eye(8)
+    symmetric[:3, :3] = (1 - np.eye(3)) / 2
+    tied = tied._replace(proposal=symmetric)
+    assert_unbiased(run(tied), exact(tied, **LENGTH))
+
+    def wrong(self):
+        return jnp.where(self.log_ratio.value < 0, 1.0, jnp.where(self.log_ratio.value == 0, share, 0.0)) * self.log_ratio.gradient
+
+    monkeypatch.setattr(kernel.Step, "log_accept_gradient", property(wrong))
+    assert is_caught(run(tied), exact(tied, **LENGTH))
+
+
+def test_the_oracle_sees_the_length():
+    """At burn-in 50 finite-length mistakes are invisible: the tests run at burn-in 0 and 3, where they are not."""
+
+    def mean(num_samples, burn_in):
+        matrix = lambda theta: transition_matrix(PROBLEM.base + PROBLEM.features @ theta, PROBLEM.proposal)
+        return derivative(lambda t: finite_chain_mean(matrix(t), 0, PROBLEM.values, num_samples, burn_in), PROBLEM.theta)[1]
+
+    assert np.abs(mean(8, 0) - mean(7, 0)).max() > 1e-3
