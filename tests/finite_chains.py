@@ -44,12 +44,17 @@ def random_problem(seed: int, num_parameters: int | None = None) -> Problem:
     return Problem(single(proposal), single(rng.normal(size=total)), *map(single, rows))
 
 
+def row(table, x):
+    """`table[x]`, by a product: much faster than a gather where many chains look up at once."""
+    return jax.nn.one_hot(x, STATES) @ table
+
+
 def log_density(theta, x, base, features, values, slopes):
-    return base[x] + features[x] @ theta
+    return row(base + features @ theta, x)
 
 
 def f(theta, x, base, features, values, slopes):
-    return values[x] + slopes[x] * theta[0]
+    return row(values + slopes * theta[0], x)
 
 
 def stacked(problems: list[Problem]) -> Problem:

@@ -89,11 +89,11 @@ def ising_sweep(size: int, temperature: complex) -> np.ndarray:
     return sweep
 
 
-def ising_moments(size: int, num_sweeps: int):
+def ising_moments(size: int, num_sweeps: int, burn_in: int = 0):
     """`T -> E[mean H], E[mean H²]` from a cold start."""
     energy = ising_energy(ising_configurations(size)).astype(float)
     f = np.stack([energy, energy**2], axis=1)
-    return lambda theta: finite_chain_mean(ising_sweep(size, theta[0]), 0, f, num_sweeps, 0)
+    return lambda theta: finite_chain_mean(ising_sweep(size, theta[0]), 0, f, num_sweeps, burn_in)
 
 
 def heat_capacity(moments, temperature):

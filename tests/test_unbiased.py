@@ -28,9 +28,9 @@ def problems(kind: str, part: int):
 @pytest.mark.parametrize("alternatives", [1, 2, 4])
 @pytest.mark.parametrize("weights", ["two-sided", "one-sided"])
 def test_random_chains(weights, alternatives, coupling, part):
-    """One-sided weights have heavy tails where α is near 1: four times the runs."""
+    """One-sided weights have heavy tails where α is near 1: three times the runs."""
     num_samples, burn_in = LENGTHS[part]
-    num_runs = 8_000 if weights == "two-sided" else 32_000
+    num_runs = 4_000 if weights == "two-sided" else 12_000
     estimator = diffmh.StochasticDerivative(weights, alternatives)
     found = estimates(problems(weights, part), 7, coupling, estimator, num_samples, burn_in, num_runs)
     for index, problem in enumerate(problems(weights, part)):
@@ -39,7 +39,7 @@ def test_random_chains(weights, alternatives, coupling, part):
 
 @pytest.mark.parametrize("estimator", [diffmh.Score(), diffmh.Score("other chains"), diffmh.Score(0.7)], ids=str)
 def test_random_chains_by_score(estimator):
-    found = estimates(problems("two-sided", 1), 8, diffmh.Maximal(), estimator, 8, 3, 8_000)
+    found = estimates(problems("two-sided", 1), 8, diffmh.Maximal(), estimator, 8, 3, 4_000)
     for index, problem in enumerate(problems("two-sided", 1)):
         assert_unbiased(found[index], exact(problem, 8, 3), f"chain {index}")
 
@@ -68,7 +68,7 @@ def test_mixture(estimator, num_samples):
     assert_unbiased(found, derivative(mixture_occupancy(num_samples, 0), 0.4)[1][:, 0])
 
 
-def ising(size, num_sweeps=5, num_chains=20_000, estimator=None):
+def ising(size, num_sweeps=5, num_chains=20_000, estimator=None, burn_in=0):
     def energy(spins):
         return -jnp.sum(spins * (jnp.roll(spins, 1, 0) + jnp.roll(spins, 1, 1))).astype(jnp.float32)
 
@@ -80,6 +80,7 @@ def ising(size, num_sweeps=5, num_chains=20_000, estimator=None):
         sweep,
         init=jnp.ones((size, size), jnp.int32),
         num_samples=num_sweeps,
+        burn_in=burn_in,
         num_chains=num_chains,
         estimator=estimator,
     )

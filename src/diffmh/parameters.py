@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Inexact, PyTree
 
+from . import _rounding
+
 
 class Dual(eqx.Module):
     """A value and its derivative with respect to the `P` flattened parameters.
@@ -40,7 +42,7 @@ def without_gradients(tree: PyTree) -> PyTree:
 class Parameters(eqx.Module):
     """θ and the data `args`, and how functions of them are evaluated.
 
-    `never` are two truth values that are always false, but that no compiler can know to be (see `settle`).
+    `never` are two falsehoods that no compiler sees through (`_rounding`).
     """
 
     theta: PyTree
@@ -58,18 +60,12 @@ class Parameters(eqx.Module):
         return Parameters(self.theta, self.args, self.never, False)
 
     def settle(self, tree: PyTree) -> PyTree:
-        """`tree`, rounded here and now.
-
-        A compiler contracts `a * b + c` into one rounding where it can, and whether it can depends on what else uses
-        `a * b`. The same chain would then round differently in the program of its value and in that of its gradient,
-        and a chain that differs by one ulp soon differs altogether. Passing the bits through an integer operation
-        forbids contraction across this point, so that the primal is bit-identical in every program.
-        """
-        return _launder(tree, self.never[0])
+        """`tree`, rounded here and now: what decides the primal's path is settled, so that it is bit-identical in every program."""
+        return _rounding.settle(tree, self.never[0])
 
     def apart(self, tree: PyTree) -> PyTree:
         """`tree` again, for computations that are to share no intermediate result with those from `tree` itself."""
-        return _launder(tree, self.never[1])
+        return _rounding.settle(tree, self.never[1])
 
     def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
         """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.
@@ -99,14 +95,3 @@ def jacobian(function: Callable[[PyTree], Array], theta: PyTree) -> Float[Array,
         return row(jnp.ones((), outputs.dtype))
     basis = jnp.eye(outputs.size, dtype=outputs.dtype).reshape(outputs.size, *outputs.shape)
     return jnp.moveaxis(jax.vmap(row)(basis), 0, -1).reshape(flat.size, *outputs.shape)
-
-
-def _launder(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
-    def through_bits(leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf ^ never.astype(leaf.dtype)
-        integer = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        bits = jax.lax.bitcast_convert_type(leaf, integer)
-        return jax.lax.bitcast_convert_type(bits ^ never.astype(integer), leaf.dtype)
-
-    return jax.tree.map(through_bits, tree)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from . import _trees
+from . import _rounding, _trees
 from ._sums import CompensatedSum
 from .counts import Batches, Counts
 from .estimators import Estimator, ValueOnly
@@ -117,8 +117,7 @@ class Loop(eqx.Module):
         return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words)))
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
-        never = jax.random.normal(key, (2,)) > 1e30
-        return Parameters(self.theta, self.args, never, self.differentiate)
+        return Parameters(self.theta, self.args, _rounding.never(key, (2,)), self.differentiate)
 
     def start(self) -> tuple[Chain, Bool[Array, "C"]]:
         """All chains at their start, and which of them can move: those whose log density is not NaN."""

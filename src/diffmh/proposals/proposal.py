@@ -8,6 +8,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
+from .. import _rounding
+
 
 class Proposal(eqx.Module):
     """`q(x' | x)`: subclass it, with these three, to write your own.
@@ -58,8 +60,10 @@ class NoiseProposal(Proposal):
         """`h(x, ε)`."""
 
     def sample(self, key: Key[Array, ""], x: PyTree) -> PyTree:
-        noise = self.noise(key, x, 1)
-        return self.move(x, jax.tree.map(lambda leaf: leaf[0], noise))
+        noise = jax.tree.map(lambda leaf: leaf[0], self.noise(key, x, 1))
+        # Settled, so that every use of the sample within a program sees the same bits.
+        never = _rounding.never(jax.random.fold_in(key, 0x6E6576))
+        return _rounding.settle(self.move(x, _rounding.settle(noise, never)), never)
 
 
 def draw(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:

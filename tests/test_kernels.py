@@ -1,0 +1,234 @@
+"""Cycle, Repeat and On against the exact oracle, and a user's own block kernel on the same bookkeeping."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import derivative, finite_chain_mean, ising_sweep, transition_matrix
+from statistics_ import assert_unbiased
+
+import diffmh
+from diffmh.kernel import State, Step, accept
+from diffmh.parameters import Parameters, without_gradients
+
+GRID, LABELS = 5, 3
+
+
+class GridWalk(diffmh.Proposal):
+    """A real number on the grid 0, 0.5, ..., 2: one step up or down, periodic."""
+
+    symmetric: bool = True
+
+    def sample(self, key, x):
+        step = jnp.where(jax.random.bernoulli(key), 1, GRID - 1)
+        return ((jnp.round(2 * x).astype(int) + step) % GRID).astype(float) / 2
+
+    def log_prob(self, x, x_new):
+        apart = jnp.round(2 * (x_new - x)).astype(int) % GRID
+        return jnp.where((apart == 1) | (apart == GRID - 1), jnp.log(0.5), -jnp.inf)
+
+
+def mixed_log_density(theta, state):
+    """A label and a real number that see each other."""
+    return -0.5 * (state["mean"] - theta[0] * state["label"]) ** 2 + theta[1] * state["label"]
+
+
+def mixed_oracle(num_samples, repeats, order):
+    """The same, enumerated: states are label · GRID + grid index."""
+    labels, grid = np.divmod(np.arange(LABELS * GRID), GRID)
+    means = grid / 2
+    same_label, same_grid = labels[:, None] == labels[None], grid[:, None] == grid[None]
+    move_label = np.where(~same_label & same_grid, 1 / (LABELS - 1), 0.0)
+    apart = (grid[None] - grid[:, None]) % GRID
+    move_mean = np.where(same_label & ((apart == 1) | (apart == GRID - 1)), 0.5, 0.0)
+    observed = np.stack([labels, means, labels * means], axis=1).astype(float)
+
+    def mean(theta):
+        log_density = -0.5 * (means - theta[0] * labels) ** 2 + theta[1] * labels
+        matrices = {"label": transition_matrix(log_density, move_label), "mean": transition_matrix(log_density, move_mean)}
+        step = np.eye(LABELS * GRID, dtype=complex)
+        for _ in range(repeats):
+            for name in order:
+                step = step @ matrices[name]
+        return finite_chain_mean(step, 0, observed, num_samples, 0)
+
+    return mean
+
+
+def mixed_kernels(coupling=None):
+    label = diffmh.MetropolisHastings(mixed_log_density, diffmh.On(lambda s: s["label"], diffmh.OtherState(LABELS)))
+    mean = diffmh.MetropolisHastings(mixed_log_density, diffmh.On(lambda s: s["mean"], GridWalk()), coupling)
+    return label, mean
+
+
+def apart(kernel):
+    """The same kernel with a density of its own, so that nothing remembered can be shared."""
+    return diffmh.MetropolisHastings(lambda theta, state: mixed_log_density(theta, state), kernel.proposal, kernel.coupling)
+
+
+label, mean = mixed_kernels()
+KERNELS = {
+    "cycle": (diffmh.Cycle(label, mean), 1, ["label", "mean"]),
+    "repeat of a cycle": (diffmh.Repeat(diffmh.Cycle(label, mean), 3), 3, ["label", "mean"]),
+    "cycle of repeats": (diffmh.Cycle(label, diffmh.Repeat(mean, 2)), 1, ["label", "mean", "mean"]),
+    "repeat of one": (diffmh.Repeat(label, 2), 2, ["label"]),
+    "cycle of different densities": (diffmh.Cycle(label, apart(mean)), 1, ["label", "mean"]),
+    "nested cycles": (diffmh.Cycle(diffmh.Cycle(mean, label), mean), 1, ["mean", "label", "mean"]),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("alternatives", [1, 2])
+def test_metropolis_within_gibbs(name, alternatives):
+    kernel, repeats, order = KERNELS[name]
+    expectation = diffmh.expectation(
+        lambda theta, s: jnp.stack([s["label"] * 1.0, s["mean"], s["label"] * s["mean"]]),
+        kernel,
+        init={"label": 0, "mean": 0.0},
+        num_samples=5,
+        num_chains=20_000,
+        estimator=diffmh.StochasticDerivative(alternatives=alternatives),
+    )
+    theta = jnp.array([0.75, -0.25])
+    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(31))
+    assert_unbiased(found, derivative(mixed_oracle(5, repeats, order), np.array(theta))[1], name)
+
+
+def test_forgetting_changes_nothing():
+    """A cycle whose kernels share what they remember, and one whose kernels do not, walk the same path."""
+    shared, forgetful = (
+        diffmh.trace(KERNELS[name][0], jnp.array([0.75, -0.25]), jax.random.key(0), init={"label": 0, "mean": 0.0}, num_steps=300)
+        for name in ("cycle", "cycle of different densities")
+    )
+    for a, b in zip(jax.tree.leaves(shared.primal), jax.tree.leaves(forgetful.primal), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class TwoColours(diffmh.AcceptReject):
+    """A user's block kernel: on a ring of spins all sites of one parity decide at once, each proposed ±1 with probability ½."""
+
+    parity: int = eqx.field(static=True)
+
+    def log_density(self, theta, x):
+        return theta[0] * jnp.sum(x * jnp.roll(x, 1)) + theta[1] * jnp.sum(x)
+
+    def start(self, parameters, x):
+        return State(x, None)
+
+    def noise(self, key, x, num_steps):
+        key_spin, key_accept = jax.random.split(key)
+        shape = (num_steps, x.shape[0] // 2)
+        return jax.random.rademacher(key_spin, shape, x.dtype), jax.random.uniform(key_accept, shape)
+
+    def coupling_noise(self, key, x, num_steps):
+        return None
+
+    def _decide(self, parameters, x, noise):
+        spins, uniform = noise
+        mine = x[self.parity :: 2]
+        neighbours = (jnp.roll(x, 1) + jnp.roll(x, -1))[self.parity :: 2]
+        log_ratio = parameters.evaluate(lambda theta, mine, n: (spins - mine) * (theta[0] * n + theta[1]), mine, neighbours)
+        accepted = accept(uniform, log_ratio.value)
+        return x.at[self.parity :: 2].set(jnp.where(accepted, spins, mine)), accepted, log_ratio
+
+    def step(self, parameters, state, noise):
+        after, accepted, log_ratio = self._decide(parameters, state.x, noise)
+        proposed = State(state.x.at[self.parity :: 2].set(noise[0]), None)
+        return Step(state, proposed, State(after, None), accepted, log_ratio)
+
+    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        return State(self._decide(parameters, alternative.x, noise)[0], None)
+
+    def flipped(self, step, index):
+        site = 2 * index + self.parity
+        other = jnp.where(step.accepted[index], step.before.x[site], step.proposed.x[site])
+        return State(step.after.x.at[site].set(other), None)
+
+    @property
+    def remembers(self):
+        return None
+
+    def forgetful(self):
+        return self
+
+
+def ring_oracle(sites, num_samples):
+    spins = np.array([[1 - 2 * ((state >> k) & 1) for k in range(sites)] for state in range(2**sites)])
+    pairs, field = np.sum(spins * np.roll(spins, 1, axis=1), axis=1), spins.sum(axis=1)
+    observed = np.stack([spins.mean(axis=1), pairs, spins[:, 0] * spins[:, 2]], axis=1).astype(float)
+
+    def mean(theta):
+        log_density = theta[0] * pairs + theta[1] * field
+        step = np.eye(2**sites, dtype=complex)
+        for site in (*range(0, sites, 2), *range(1, sites, 2)):
+            flipped = np.arange(2**sites) ^ (1 << site)
+            ratio = log_density[flipped] - log_density
+            share = np.where(ratio.real < 0, 1.0, np.where(ratio.real == 0, 0.5, 0.0))
+            move = 0.5 * np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * share * ratio.imag)
+            step = step * (1 - move) + (step * move)[:, flipped]
+        return finite_chain_mean(step, 0, observed, num_samples, 0)
+
+    return mean
+
+
+@pytest.mark.parametrize("alternatives", [1, 3])
+def test_block_kernel(alternatives):
+    """Many decisions per step, on the bookkeeping that serves one."""
+    observed = lambda theta, x: jnp.stack([jnp.mean(x * 1.0), jnp.sum(x * jnp.roll(x, 1)) * 1.0, x[0] * x[2] * 1.0])
+    expectation = diffmh.expectation(
+        observed,
+        diffmh.Cycle(TwoColours(0), TwoColours(1)),
+        init=jnp.ones(6, int),
+        num_samples=4,
+        num_chains=40_000,
+        estimator=diffmh.StochasticDerivative(alternatives=alternatives),
+    )
+    theta = jnp.array([0.3, 0.15])
+    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(32))
+    assert_unbiased(found, derivative(ring_oracle(6, 4), np.array(theta))[1])
+
+
+def test_score_of_a_block_kernel():
+    expectation = diffmh.expectation(
+        lambda theta, x: jnp.mean(x * 1.0), diffmh.Cycle(TwoColours(0), TwoColours(1)), init=jnp.ones(6, int),
+        num_samples=4, num_chains=40_000, estimator=diffmh.Score("other chains"),
+    )
+    theta = jnp.array([0.3, 0.15])
+    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(33))
+    assert_unbiased(found, derivative(ring_oracle(6, 4), np.array(theta))[1][0])
+
+
+def test_covariance_at_stationarity():
+    """From starts in the stationary distribution, long enough: consistent. The Boltzmann average by enumeration."""
+    spins = np.array([[1 - 2 * ((state >> k) & 1) for k in range(4)] for state in range(16)])
+    pairs, field = np.sum(spins * np.roll(spins, 1, axis=1), axis=1), spins.sum(axis=1)
+
+    def stationary(theta):
+        weights = np.exp(theta[0] * pairs + theta[1] * field)
+        return np.atleast_1d(np.sum(weights * pairs) / np.sum(weights))
+
+    theta = np.array([0.3, 0.15])
+    weights = np.exp(theta[0] * pairs + theta[1] * field)
+    table, log_weights = jnp.asarray(spins), jnp.log(jnp.asarray(weights))
+    expectation = diffmh.expectation(
+        lambda theta, x: jnp.sum(x * jnp.roll(x, 1)) * 1.0,
+        diffmh.Cycle(TwoColours(0), TwoColours(1)),
+        init=lambda key: table[jax.random.categorical(key, log_weights)],
+        num_samples=20,
+        num_chains=20_000,
+        estimator=diffmh.Covariance(),
+    )
+    found = jax.jacfwd(expectation.per_chain)(jnp.asarray(theta), jax.random.key(34))
+    assert_unbiased(found, derivative(stationary, theta)[1][0])
+
+
+def test_alternatives_carry_no_gradients():
+    """An alternative's memory has values only: a gradient there would be carried, selected and copied for nothing."""
+    kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0))
+    state = kernel.start(Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True), jnp.array(0.0))
+    assert state.memory.gradient is not None and without_gradients(state).memory.gradient is None
+
+
+def test_ising_sweep_is_stochastic():
+    np.testing.assert_allclose(ising_sweep(2, 2.0).sum(axis=1), 1.0)
