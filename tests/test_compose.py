@@ -68,11 +68,11 @@ def test_heat_capacity_of_ising():
 
 
 def test_plugging_in_one_chain_fails_for_ising():
-    """Even the sign is wrong: +0.50."""
+    """Less than a fifth of the exact derivative is left."""
     _, slope = exact_capacity()
     _, gradients = replicates(plug_in(capacity, ising(3, 20, 1, burn_in=10)), 3.0, 40_000, 24)
     assert abs(z_scores(gradients, slope)) > 20
-    assert gradients.mean() > 0
+    assert 0.2 * slope < gradients.mean()
 
 
 def test_several_expectations():

@@ -94,7 +94,9 @@ def same_distribution(a: np.ndarray, b: np.ndarray) -> float:
     if len(both) == 1:
         return 1.0
     if len(both) <= 32:
-        table = np.array([np.bincount(which.ravel()[half], minlength=len(both)) for half in (slice(0, len(a)), slice(len(a), None))])
+        table = np.array(
+            [np.bincount(which.ravel()[half], minlength=len(both)) for half in (slice(0, len(a)), slice(len(a), None))]
+        )
         return stats.chi2_contingency(table).pvalue
     return min(stats.ks_2samp(a[:, i], b[:, i], method="asymp").pvalue for i in range(a.shape[1]))
 

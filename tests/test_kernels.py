@@ -191,8 +191,12 @@ def test_block_kernel(alternatives):
 
 def test_score_of_a_block_kernel():
     expectation = diffmh.expectation(
-        lambda theta, x: jnp.mean(x * 1.0), diffmh.Cycle(TwoColours(0), TwoColours(1)), init=jnp.ones(6, int),
-        num_samples=4, num_chains=40_000, estimator=diffmh.Score("other chains"),
+        lambda theta, x: jnp.mean(x * 1.0),
+        diffmh.Cycle(TwoColours(0), TwoColours(1)),
+        init=jnp.ones(6, int),
+        num_samples=4,
+        num_chains=40_000,
+        estimator=diffmh.Score("other chains"),
     )
     theta = jnp.array([0.3, 0.15])
     found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(33))

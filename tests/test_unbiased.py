@@ -141,8 +141,12 @@ def test_normal_at_stationarity(coupling):
     kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38), coupling)
     # The start is drawn at θ = 0.5 whatever θ: after 60 steps its own dependence on θ would be gone.
     expectation = diffmh.expectation(
-        lambda theta, x: jnp.stack([x, x**2]), kernel, init=lambda key: 0.5 + jax.random.normal(key),
-        num_samples=30, burn_in=60, num_chains=20_000,
+        lambda theta, x: jnp.stack([x, x**2]),
+        kernel,
+        init=lambda key: 0.5 + jax.random.normal(key),
+        num_samples=30,
+        burn_in=60,
+        num_chains=20_000,
     )
     found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(4))
     assert_unbiased(found, np.array([1.0, 1.0]))

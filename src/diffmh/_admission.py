@@ -52,8 +52,8 @@ def admit(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tupl
     f_depends_on_theta = _compat.depends_on(f, theta, x)
     if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
-            "`log_density` does not depend on `theta` in a way that moves the distribution of x smoothly, and `f` does not depend on"
-            " `theta` either: the derivative would be zero. Use `theta` in `log_density(theta, x, *args)`, not a value that it"
+            "`log_density` does not depend on `theta` in a way that moves the distribution of x smoothly, and `f` does not"
+            " depend on `theta` either: the derivative would be zero. Use `theta` in `log_density(theta, x, *args)`, not a value that it"
             " closes over."
         )
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(value))
@@ -115,8 +115,7 @@ def _density_depends_on_theta(simulation, theta, x, args) -> bool:
         return jacobian(lambda theta: step.log_density(theta, x, *args), theta)
 
     return any(
-        _compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta)
-        for step in simulation.kernel.steps()
+        _compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta) for step in simulation.kernel.steps()
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 
@@ -27,4 +28,4 @@ def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> boo
 def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
     """Whether `function` uses values, other than its arguments, that an outer `jit`, `grad` or `vmap` is tracing."""
     consts = jax.make_jaxpr(function)(*arguments).consts
-    return any(isinstance(const, jax.core.Tracer) for const in consts)
+    return any(isinstance(const, Tracer) for const in consts)

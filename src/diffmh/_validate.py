@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._compat import Tracer
+
 
 class NotDifferentiable(TypeError):
     """A derivative that diffmh does not compute was asked for. It is refused; it is never returned as zero."""
@@ -16,7 +18,7 @@ class NotDifferentiable(TypeError):
 
 def concrete(*trees: Any) -> bool:
     """Whether the values are known now, rather than traced by `jit`, `grad` or `vmap`."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def count(value: Any, name: str, least: int = 1) -> int:

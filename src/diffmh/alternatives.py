@@ -45,9 +45,7 @@ class Events(eqx.Module):
 
 def none_yet(state: State, num_slots: int, num_parameters: int, dtype) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
-    return Alternatives(
-        _trees.repeat(without_gradients(state), num_slots), jnp.zeros((num_slots, num_parameters), dtype)
-    )
+    return Alternatives(_trees.repeat(without_gradients(state), num_slots), jnp.zeros((num_slots, num_parameters), dtype))
 
 
 def propagate(

@@ -29,7 +29,8 @@ class Counts(eqx.Module):
 
     @staticmethod
     def zeros() -> Counts:
-        return Counts(*(jnp.zeros((), int) for _ in range(6)), jnp.zeros(()), jnp.zeros(()))
+        count, size = jnp.zeros((), int), jnp.zeros(())
+        return Counts(count, count, count, count, count, count, size, size)
 
     def note(self, step: Step, events: Events | None) -> Counts:
         """After an inner step."""

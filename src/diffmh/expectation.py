@@ -60,10 +60,7 @@ class Expectation(Differentiable):
 
     def __repr__(self) -> str:
         s = self.simulation
-        return (
-            f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in}, num_chains={s.num_chains},"
-            f" estimator={s.estimator})"
-        )
+        return f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in}, num_chains={s.num_chains}, estimator={s.estimator})"
 
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)

@@ -125,9 +125,7 @@ class AcceptReject(Kernel):
         """A step of the primal, with the log accept ratio of each decision."""
 
     @abstractmethod
-    def coupled_step(
-        self, parameters: Parameters, step: Step, alternative: State, noise: PyTree, coupling_noise: PyTree
-    ) -> State:
+    def coupled_step(self, parameters: Parameters, step: Step, alternative: State, noise: PyTree, coupling_noise: PyTree) -> State:
         """The step of an alternative: by itself distributed as `step`, and equal to the primal's once they have met."""
 
     @abstractmethod

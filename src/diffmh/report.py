@@ -125,7 +125,7 @@ class _Finding(eqx.Module):
             )
         if self.weight_share > 0.2 and self.num_samples >= 100:
             found.append(
-                f"one alternative carried {self.weight_share:.0%} of all the weight that was born in its chain: the gradient rests on"
+                f"one alternative carried {self.weight_share:.0%} of all the weight born in its chain: the gradient rests on"
                 " few alternatives, and its error may be underestimated. Use weights='two-sided', more alternatives, or a coupling"
                 " under which chains meet sooner."
             )
@@ -135,6 +135,7 @@ class _Finding(eqx.Module):
 
 
 def _find(outcome: Outcome) -> _Finding:
+    assert outcome.counts is not None and outcome.batches is not None, "the run was not diagnosed"
     counts = jax.tree.map(lambda leaf: np.asarray(leaf, float), outcome.counts)
     rates = counts.accepted / counts.decisions
     has_slots = counts.slot_steps.sum() > 0
@@ -156,6 +157,7 @@ def _find(outcome: Outcome) -> _Finding:
 
 def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
     """`C N σ² / (L s²)`, with σ² the variance of f over all samples and s² that of its means over batches of length L."""
+    assert outcome.batches is not None, "the run was not diagnosed"
     lengths = np.asarray(outcome.batches.lengths, float)
     sums, lengths = np.asarray(outcome.batches.sums, float)[lengths > 0], lengths[lengths > 0][:, None, None]
     means, origin = np.asarray(outcome.observed.value, float), np.asarray(outcome.origin, float)

@@ -89,6 +89,7 @@ def trace(
 def _follow(simulation: Simulation, theta, key, args) -> Trace:
     loop = Loop(simulation, theta, key, args, True)
     _, unravel = ravel_pytree(theta)
+    assert isinstance(simulation.estimator, StochasticDerivative)
     num_slots = simulation.estimator.alternatives
     quiet = _Record(jnp.zeros((), int), jnp.zeros((), int), jnp.zeros(num_slots, bool), jnp.zeros(num_slots, bool))
     only = functools.partial(jax.tree.map, lambda leaf: leaf[..., 0])

@@ -46,9 +46,7 @@ class NoiseCoupling(Coupling):
         """Its own randomness for `num_steps` steps along a leading axis."""
 
     @abstractmethod
-    def couple(
-        self, proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, primal_noise: PyTree, noise: PyTree
-    ) -> PyTree:
+    def couple(self, proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, primal_noise: PyTree, noise: PyTree) -> PyTree:
         """`y_new`, from the noise that made `x_new` and its own. Need not be faithful: `couple` below sees to it."""
 
     def propose(self, key, proposal, x, x_new, y):
@@ -74,9 +72,7 @@ def couple(
     """`y_new`, from the primal's noise and one step's worth of `draw`; faithful whatever the coupling."""
     if isinstance(proposal, On):
         part = proposal.where
-        return proposal.replace(
-            y, couple(coupling, proposal.proposal, part(x), part(x_new), part(y), primal_noise, noise)
-        )
+        return proposal.replace(y, couple(coupling, proposal.proposal, part(x), part(x_new), part(y), primal_noise, noise))
     if isinstance(coupling, NoiseCoupling):
         y_new = coupling.couple(proposal, x, x_new, y, primal_noise, noise)
     else:

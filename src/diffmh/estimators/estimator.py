@@ -21,7 +21,7 @@ class Estimator(eqx.Module):
     """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one chain."""
 
     # Whether the primal's steps need `∂ log r / ∂θ`.
-    differentiates_steps: eqx.AbstractClassVar[bool]
+    differentiates_steps: ClassVar[bool]
 
     @abstractmethod
     def draw(self, step: AcceptReject, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:

@@ -37,8 +37,7 @@ class Score(Estimator):
     def __init__(self, baseline: Any = None):
         if isinstance(baseline, str) and baseline != "other chains":
             raise ValueError(
-                "`Score(baseline=...)` must be None, a number, a pytree like f's value or 'other chains', got"
-                f" {baseline!r}."
+                f"`Score(baseline=...)` must be None, a number, a pytree like f's value or 'other chains', got {baseline!r}."
             )
         self.baseline = baseline if baseline is None or isinstance(baseline, str) else jax.tree.map(jnp.asarray, baseline)
 

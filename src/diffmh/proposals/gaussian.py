@@ -38,9 +38,7 @@ class GaussianProposal(NoiseProposal):
                 )
         leaves, structure = jax.tree.flatten(x)
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
-        draws = [
-            jax.random.normal(k, (num_steps, *leaf.shape), leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)
-        ]
+        draws = [jax.random.normal(k, (num_steps, *leaf.shape), leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
         return jax.vmap(self.colour)(jax.tree.unflatten(structure, draws))
 
     def move(self, x, noise):
@@ -66,8 +64,7 @@ class GaussianProposal(NoiseProposal):
         flat, unravel = ravel_pytree(tree)
         if flat.size != self.scale.shape[0]:
             raise ValueError(
-                f"`{type(self).__name__}(scale=...)` of shape {self.scale.shape} does not fit a state of"
-                f" {flat.size} numbers."
+                f"`{type(self).__name__}(scale=...)` of shape {self.scale.shape} does not fit a state of {flat.size} numbers."
             )
         scale = self.scale.astype(flat.dtype)
         return unravel(elementwise(scale, flat) if scale.ndim == 1 else matrix(scale, flat))
@@ -148,8 +145,7 @@ def _checked_scale(scale: float | Array, name: str) -> Array:
         raise ValueError(f"`{name}` must be positive, got {scale}.")
     if values.ndim == 2 and not (np.all(np.triu(values, 1) == 0) and np.all(np.diagonal(values) > 0)):
         raise ValueError(
-            f"`{name}` must be lower-triangular with a positive diagonal, got {scale}:"
-            " pass `jnp.linalg.cholesky(covariance)`."
+            f"`{name}` must be lower-triangular with a positive diagonal, got {scale}: pass `jnp.linalg.cholesky(covariance)`."
         )
     if not np.all(np.isfinite(values)):
         raise ValueError(f"`{name}` must be finite, got {scale}.")

@@ -31,9 +31,7 @@ class Independence(NoiseProposal):
 
     def __init__(self, distribution: Any):
         for method in ("sample", "log_prob"):
-            _validate.function(
-                getattr(distribution, method, None), "Independence(distribution)", f"distribution.{method}", "..."
-            )
+            _validate.function(getattr(distribution, method, None), "Independence(distribution)", f"distribution.{method}", "...")
         self.distribution = distribution
         self.symmetric = False
 
