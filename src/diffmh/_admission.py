@@ -53,8 +53,8 @@ def admit(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tupl
     if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
             "`log_density` does not depend on `theta` in a way that moves the distribution of x smoothly, and `f` does not"
-            " depend on `theta` either: the derivative would be zero. Use `theta` in `log_density(theta, x, *args)`, not a value that it"
-            " closes over."
+            " depend on `theta` either: the derivative would be zero. Use `theta` in `log_density(theta, x, *args)`, not a"
+            " value that it closes over."
         )
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(value))
     unflatten = Unflatten(jax.tree.structure(value), shapes)
