@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +61,7 @@ def stacked(problems: list[Problem]) -> Problem:
     return Problem(*(np.stack(columns) for columns in zip(*problems, strict=True)))
 
 
-@functools.partial(jax.jit, static_argnames=("coupling", "estimator", "num_samples", "burn_in", "num_runs"))
+@eqx.filter_jit
 def _estimates(problems, keys, coupling, estimator, num_samples, burn_in, num_runs):
     def one(problem, key):
         kernel = diffmh.MetropolisHastings(log_density, diffmh.TransitionMatrix(problem.proposal), coupling)

@@ -15,5 +15,9 @@ def test_code_of_the_readme():
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     report = names["probabilities"].run(0.4, jax.random.key(0))
-    quoted = f"{report.value[0]:.4f} ± {report.value_error[0]:.4f} | **{report.gradient[0]:.4f} ± {report.gradient_error[0]:.4f}**"
-    assert quoted.replace("-", "−") in README
+    number = r"([−\d.]+) ± ([\d.]+)"
+    quoted = re.search(rf"\| diffmh \| {number} \| \*\*{number}\*\* \|", README)
+    assert quoted is not None
+    value, value_error, slope, slope_error = (float(text.replace("−", "-")) for text in quoted.groups())
+    # Another processor may round another way and flip a decision: the same numbers to within their own errors.
+    assert abs(value - report.value[0]) < value_error and abs(slope - report.gradient[0]) < slope_error

@@ -250,6 +250,25 @@ def test_proposal_that_changes_the_form(value):
     refused(lambda: expect(kernel)(0.5, KEY), TypeError, "`Constant` proposes … form of the state, float32[], got")
 
 
+class Converting(diffmh.Coupling):
+    """Proposes what the primal is proposed, changed by `convert`."""
+
+    convert: object
+
+    def propose(self, key, proposal, x, x_new, y):
+        return self.convert(x_new)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [lambda x: {"a": x}, lambda x: jnp.stack([x, x]), lambda x: x.astype(int)],
+    ids=["structure", "shape", "dtype"],
+)
+def test_coupling_that_changes_the_form(convert):
+    kernel = diffmh.MetropolisHastings(NORMAL.density, WALK, Converting(convert))
+    refused(lambda: jax.grad(expect(kernel))(0.5, KEY), TypeError, "`Converting` … form of the state, float32[], got")
+
+
 @cases(
     negative=(lambda: diffmh.GaussianWalk(-1.0), ValueError, "`GaussianWalk(scale=...)` must be positive, got -1.0"),
     zero=(lambda: diffmh.GaussianWalk(0.0), ValueError, "`GaussianWalk(scale=...)` must be positive, got 0.0"),

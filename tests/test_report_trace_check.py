@@ -42,7 +42,7 @@ TREE = diffmh.expectation(
 RATIO = diffmh.compose(
     lambda theta, a, b: {"ratio": a[0] / (1 + jnp.sum(b[1][0]))},
     TREE,
-    diffmh.expectation(TREE.simulation.f, TREE.simulation.kernel, init=jnp.ones(2), num_samples=100, num_chains=8),
+    diffmh.expectation(TREE.simulation.f, TREE.simulation.kernel, init=jnp.ones(2), num_samples=200, num_chains=8),
 )
 TREE_THETA = {"mean": jnp.array([0.5, -0.2]), "precision": jnp.float32(1.3)}
 
@@ -75,8 +75,8 @@ def test_report_is_of_the_same_run(function, theta):
     numbers = (report.acceptance_rate, report.recoupling_time, report.alive_fraction, report.max_weight, report.effective_samples)
     assert all(np.all(np.isfinite(leaf)) and np.all(np.asarray(leaf) > 0) for leaf in jax.tree.leaves(numbers))
     assert 0 < report.acceptance_rate < 1 and 0 < report.alive_fraction <= 1
-    assert report.nan_proposals == 0 and report.warnings == ()
-    assert "±" in str(report) and "warning" not in str(report)
+    assert report.nan_proposals == 0
+    assert "±" in str(report) and all(warning in str(report) for warning in report.warnings)
 
 
 def test_report_counts_what_the_trace_shows():
@@ -112,6 +112,14 @@ def test_effective_samples():
     np.testing.assert_allclose(report.effective_samples, 16 * 5_000 / time, rtol=0.25)
 
 
+def test_effective_samples_of_a_chain_that_hardly_moves():
+    """Steps of 0.01 decorrelate after some 26,000: 16 chains of 5,000 are worth hardly more than their starts."""
+    slow = diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(0.01))
+    draw = lambda key: 0.5 + jax.random.normal(key)
+    report = diffmh.expectation(identity, slow, init=draw, num_samples=5_000, num_chains=16).run(0.5, KEY)
+    assert report.effective_samples < 100
+
+
 BOUNDED = lambda outside: diffmh.MetropolisHastings(
     lambda theta, x: jnp.where(x > 1, outside, log_normal(theta, x)), diffmh.GaussianWalk(2.38)
 )
@@ -144,10 +152,13 @@ def warnings_of(proposal, coupling=None, **options):
 
 
 def test_warnings():
-    assert warnings_of(diffmh.GaussianWalk(2.38)) == ()
+    assert warnings_of(diffmh.GaussianWalk(2.38)) == () and OCCUPANCY.run(0.4, KEY).warnings == ()
     assert any("stuck" in warning and "smaller steps" in warning for warning in warnings_of(diffmh.GaussianWalk(1e4)))
     apart = warnings_of(diffmh.GaussianWalk(2.38), diffmh.CommonRandomNumbers())
     assert any("hardly ever recouple" in warning and "MaximalReflection" in warning for warning in apart)
+
+
+def test_warning_of_few_effective_samples():
     assert any("fewer than 10 effective" in warning for warning in warnings_of(diffmh.GaussianWalk(1e-3)))
 
 
@@ -220,6 +231,21 @@ def test_trace_tells_a_consistent_story(case, alternatives):
     np.testing.assert_array_equal(trace.accepted, moved)
 
 
+def test_trace_is_compiled_once():
+    traced = []
+
+    def log_density(theta, x):
+        traced.append(x)
+        return log_normal(theta, x)
+
+    kernel = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(1.0))
+    diffmh.trace(kernel, 0.5, KEY, init=0.0, num_steps=10)
+    before = len(traced)
+    assert before > 0
+    diffmh.trace(kernel, 0.7, jax.random.key(8), init=1.0, num_steps=10)
+    assert len(traced) == before
+
+
 class Standard(eqx.Module):
     def sample(self, key):
         return 1.5 * jax.random.normal(key)
@@ -238,7 +264,6 @@ SOUND = {
         diffmh.MetropolisHastings(log_vector, diffmh.GaussianWalk(jnp.array([[1.0, 0.0], [0.5, 2.0]]))),
         jnp.zeros(2),
     ),
-    "GaussianWalk, Maximal": (diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(1.0), diffmh.Maximal()), 0.0),
     "CrankNicolson": (diffmh.MetropolisHastings(log_vector, diffmh.CrankNicolson(0.5, 1.5)), jnp.zeros(2)),
     "OtherState": (LABELS, 0),
     "TransitionMatrix": (diffmh.MetropolisHastings(lambda theta, x: -theta * x, diffmh.TransitionMatrix(RING)), 0),
@@ -255,14 +280,6 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_check_passes_what_is_sound(name):
-    kernel, init = SOUND[name]
-    findings = diffmh.check(kernel, 0.5, KEY, init=init)
-    assert findings and not findings.broken, str(findings)
-    assert len(findings.findings) >= 6 and "BROKEN" not in str(findings)
-
-
 class Own(diffmh.Proposal):
     """A proposal `x' = move(x, z)` with z standard normal, and what it claims its density to be."""
 
@@ -277,12 +294,6 @@ class Own(diffmh.Proposal):
         return self.density(x, x_new)
 
 
-log_pdf = jax.scipy.stats.norm.logpdf
-add = lambda x, z: x + z
-drift = lambda x, z: x + 0.5 + z
-multiply = lambda x, z: x * jnp.exp(z)
-
-
 class Shrunk(diffmh.Coupling):
     def propose(self, key, proposal, x, x_new, y):
         return jnp.where(x == y, x_new, y + 0.5 * (x_new - x))
@@ -293,30 +304,35 @@ class Unfaithful(diffmh.Coupling):
         return proposal.sample(key, y)
 
 
+def own(move, density, symmetric, log_density=log_normal):
+    proposal = Own(move=move, density=density, symmetric=symmetric)
+    return diffmh.MetropolisHastings(log_density, proposal, diffmh.CommonRandomNumbers())
+
+
+def coupled(coupling):
+    return diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(1.0), coupling)
+
+
+log_pdf = jax.scipy.stats.norm.logpdf
 log_gamma = lambda theta, x: jnp.where(x > 0, theta * jnp.log(jnp.abs(x)) - x, -jnp.inf)
-own = lambda move, density, symmetric, log_density=log_normal: diffmh.MetropolisHastings(
-    log_density, Own(move=move, density=density, symmetric=symmetric)
-)
-DRIFTING = own(drift, lambda x, x_new: log_pdf(x_new, x + 0.5), True)
+add = lambda x, z: x + z
+drift = lambda x, z: x + 0.5 + z
+multiply = lambda x, z: x * jnp.exp(z)
+uniform = lambda x, z: x + jax.scipy.stats.norm.cdf(z) - 0.5
+of_the_logarithm = lambda x, x_new: log_pdf(jnp.log(x_new), jnp.log(x))
+
+SOUND_OWN = {
+    "drift": (own(drift, lambda x, x_new: log_pdf(x_new, x + 0.5), False), 0.0),
+    "uniform": (own(uniform, lambda x, x_new: jnp.where(jnp.abs(x_new - x) <= 0.5, 0.0, -jnp.inf), True), 0.0),
+    "multiply": (own(multiply, lambda x, x_new: of_the_logarithm(x, x_new) - jnp.log(x_new), False, log_gamma), 1.0),
+}
 BROKEN = {
-    "says that it is symmetric": (DRIFTING, 0.0, "Own.symmetric"),
+    "not symmetric": (own(drift, lambda x, x_new: log_pdf(x_new, x + 0.5), True), 0.0, "Own.symmetric"),
     "density without the drift": (own(drift, lambda x, x_new: log_pdf(x_new, x), True), 0.0, "Own.log_prob"),
     "density of another scale": (own(add, lambda x, x_new: log_pdf(x_new, x, 1.5), True), 0.0, "Own.log_prob"),
-    "density without the Jacobian": (
-        own(multiply, lambda x, x_new: log_pdf(jnp.log(x_new), jnp.log(x)), False, log_gamma),
-        1.0,
-        "Own.log_prob",
-    ),
-    "coupling with another marginal": (
-        diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(1.0), Shrunk()),
-        0.0,
-        "Shrunk .* marginal",
-    ),
-    "unfaithful coupling": (
-        diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(1.0), Unfaithful()),
-        0.0,
-        "Unfaithful .* faithful",
-    ),
+    "density without the Jacobian": (own(multiply, of_the_logarithm, False, log_gamma), 1.0, "Own.log_prob"),
+    "coupling with another marginal": (coupled(Shrunk()), 0.0, "Shrunk .* marginal"),
+    "unfaithful coupling": (coupled(Unfaithful()), 0.0, "Unfaithful .* faithful"),
     "no theta": (diffmh.MetropolisHastings(lambda theta, x: -(x**2), diffmh.GaussianWalk(1.0)), 0.0, "density"),
     "another form": (own(lambda x, z: jnp.stack([x, z]), lambda x, x_new: jnp.zeros(()), True), 0.0, "proposal"),
     "start outside": (BOUNDED(-jnp.inf), 2.0, "density"),
@@ -327,14 +343,13 @@ BROKEN = {
 def test_check_names_what_is_wrong(name):
     kernel, init, promise = BROKEN[name]
     findings = diffmh.check(kernel, 0.5, KEY, init=init)
-    assert not findings and "BROKEN" in str(findings)
-    assert any(re.search(promise, finding.promise) for finding in findings.broken), str(findings)
+    assert not findings and "BROKEN" in str(findings), str(findings)
+    assert [bool(re.search(promise, finding.promise)) for finding in findings.broken] == [True], str(findings)
 
 
-def test_sound_versions_of_the_broken_pass():
-    for kernel, init in (
-        (own(drift, lambda x, x_new: log_pdf(x_new, x + 0.5), False), 0.0),
-        (own(multiply, lambda x, x_new: log_pdf(jnp.log(x_new), jnp.log(x)) - jnp.log(x_new), False, log_gamma), 1.0),
-    ):
-        findings = diffmh.check(kernel, 0.5, KEY, init=init)
-        assert findings, str(findings)
+@pytest.mark.parametrize("name", [*SOUND, *SOUND_OWN])
+def test_check_passes_what_is_sound(name):
+    kernel, init = {**SOUND, **SOUND_OWN}[name]
+    findings = diffmh.check(kernel, 0.5, KEY, init=init)
+    assert findings and not findings.broken, str(findings)
+    assert len(findings.findings) >= 6 and "BROKEN" not in str(findings)

@@ -111,10 +111,11 @@ class Loop(eqx.Module):
 
     @property
     def block_steps(self) -> int:
-        """How many steps' randomness is drawn at once. Depends on one chain's primal alone."""
+        """How many steps' randomness is drawn at once. Depends on one chain's primal alone, not on the estimator."""
         draw = lambda key: self.simulation.kernel.draw(lambda step, key: step.noise(key, self.one, 1), key)
         words = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(draw, self.key)))
-        return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words)))
+        num_steps = self.simulation.burn_in + self.simulation.num_samples
+        return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words), num_steps))
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
         return Parameters(self.theta, self.args, _rounding.never(key, (2,)), self.differentiate)
