@@ -1,6 +1,6 @@
 """Gaussian steps: `x' = m(x) + L z` with `z` standard normal and `L` independent of the state."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation itself.
 
 import math
 from abc import abstractmethod

@@ -1,6 +1,6 @@
 """Proposal: the interface, and its faster form in which the noise is drawn ahead of the time loop."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation itself.
 
 from abc import abstractmethod
 
