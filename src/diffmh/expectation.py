@@ -186,9 +186,10 @@ def _value_jvp(primals, tangents):
         )
     theta = jax.tree.map(jnp.asarray, theta)
     values, derivative = _once_differentiable(jacobian, theta, key, args)
-    directions = jax.tree.map(
-        lambda leaf, d: jnp.zeros_like(leaf) if d is None else d, theta, d_theta, is_leaf=lambda node: node is None
-    )
+    leaves, structure = jax.tree.flatten(theta)
+    # An unperturbed leaf has the direction `None`.
+    slots = structure.flatten_up_to(d_theta)
+    directions = [jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)]
     direction = ravel_pytree(directions)[0]
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 
