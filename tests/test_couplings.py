@@ -173,7 +173,7 @@ def test_common_random_numbers_are_common():
         (Exponential(), maximal),
         (diffmh.On(lambda x: x, diffmh.GaussianWalk(1.0)), reflection),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_each_proposal_knows_its_best_coupling(proposal, best):
     assert diffmh.MetropolisHastings(lambda theta, x: theta, proposal).coupling == best
