@@ -186,7 +186,6 @@ PARTS = diffmh.Cycle(
     "kernel, init, f",
     [
         (diffmh.MetropolisHastings(lambda theta, x: theta * x, diffmh.OtherState(4)), 0, lambda theta, x: x),
-        (diffmh.MetropolisHastings(lambda theta, x: theta * x, diffmh.OtherState(4)), jnp.uint8(3), lambda theta, x: x),
         (
             diffmh.MetropolisHastings(lambda theta, x: theta * jnp.sum(x), diffmh.SpinFlip()),
             jnp.ones(5, jnp.int8),
@@ -197,16 +196,16 @@ PARTS = diffmh.Cycle(
         (diffmh.MetropolisHastings(log_tree, diffmh.GaussianWalk(1.0)), {"a": jnp.zeros(2), "b": (0.0,)}, lambda theta, x: x),
         (PARTS, {"a": jnp.zeros(2), "b": (0.0,)}, lambda theta, x: x),
     ],
-    ids=["integer", "unsigned", "spins", "boolean", "float", "tree", "parts of a tree"],
+    ids=["integer", "spins", "boolean", "float", "tree", "parts of a tree"],
 )
 def test_states(kernel, init, f):
     expectation = diffmh.expectation(f, kernel, init=init, num_samples=50, num_chains=4)
     at = lambda theta: expectation(theta, KEY)
     value, tangent = jax.jvp(at, (0.8,), (1.0,))
+    assert jax.tree.structure(tangent) == jax.tree.structure(value) == jax.tree.structure(f(0.8, init))
     leaves = jax.tree.leaves(tangent)
     assert all(leaf.dtype == jnp.float32 and np.all(np.isfinite(leaf)) for leaf in leaves)
     assert all(np.any(leaf != 0) for leaf in leaves)
-    identical_trees(at(0.8), value)
 
 
 def test_network_in_theta():
@@ -341,17 +340,12 @@ PART = {name: diffmh.On(lambda x, name=name: x[name], diffmh.GaussianWalk(1.3)) 
         (diffmh.MetropolisHastings(log_two_bumps, diffmh.GaussianWalk(1.3)), 0.1, bump),
         (diffmh.MetropolisHastings(log_quartic, diffmh.CrankNicolson(0.7, 1.3)), 0.1, bump),
         (
-            diffmh.MetropolisHastings(log_quartic, diffmh.GaussianWalk(jnp.array([[1.3, 0], [0.2, 0.3]]))),
-            jnp.array([0.1, 0.2]),
-            lambda theta, x: x * x + 0.3 * theta * x[0],
-        ),
-        (
             diffmh.Cycle(*(diffmh.MetropolisHastings(log_parts, part) for part in PART.values())),
             {"a": 0.1, "b": 0.2},
             lambda theta, x: bump(theta, x["a"]) + x["b"] ** 2,
         ),
     ],
-    ids=["quartic", "two bumps", "Crank-Nicolson", "matrix", "cycle"],
+    ids=["quartic", "two bumps", "Crank-Nicolson", "cycle"],
 )
 def test_one_primal_for_other_kernels(kernel, init, f):
     expectation = diffmh.expectation(f, kernel, init=init, num_samples=LONG, num_chains=16)

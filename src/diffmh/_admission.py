@@ -47,7 +47,7 @@ def admit(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tupl
     theta = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
 
     _check_densities(simulation, theta, x, args)
-    f = lambda theta, x: simulation.f(theta, x, *args)
+    f = lambda theta, x: _validate.numbers(simulation.f(theta, x, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, x))
     f_depends_on_theta = _compat.depends_on(f, theta, x)
     if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
@@ -73,9 +73,9 @@ def _start(simulation: Simulation, theta, key, args):
 
 def check_start(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> None:
     """Refuses a start where the log density or f is not finite. Under `jit` the values are not known: the result is NaN then."""
-    if not _validate.concrete(simulation, theta, key, args):
-        return
     starts, log_density, value = _start(simulation, theta, key, args)
+    if not _validate.concrete(starts, log_density, value):
+        return
     state_of = lambda chain: jax.tree.map(lambda leaf: np.asarray(leaf)[..., chain], starts)
     bad = np.flatnonzero(~np.isfinite(np.asarray(log_density)))
     if bad.size:
@@ -90,7 +90,8 @@ def check_start(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args
 
 def _check_densities(simulation, theta, x, args) -> None:
     for step in simulation.kernel.steps():
-        density = jax.eval_shape(lambda theta, x, step=step: step.log_density(theta, x, *args), theta, x)
+        evaluate = lambda theta, x, step=step: _validate.numbers(step.log_density(theta, x, *args), "`log_density`")
+        density = jax.eval_shape(evaluate, theta, x)
         if not hasattr(density, "shape") or density.shape != ():
             found = getattr(density, "shape", density)
             raise TypeError(f"`log_density` must return a scalar, got shape {found}: add the terms up with `jnp.sum`.")

@@ -24,7 +24,7 @@ def concrete(*trees: Any) -> bool:
 def count(value: Any, name: str, least: int = 1) -> int:
     """A whole number, at least `least`."""
     if isinstance(value, bool | float | np.floating | np.bool_):
-        raise TypeError(f"`{name}` must be a whole number, got {value!r}: write `{name.split('=')[0]}=int(...)`.")
+        raise TypeError(f"`{name}` must be a whole number, got {value!r}: write `{name.replace('...', 'int(...)')}`.")
     try:
         number = operator.index(value)
     except TypeError:
@@ -104,9 +104,17 @@ def state(tree: Any, what: str) -> Any:
     return tree
 
 
+def numbers(tree: Any, what: str) -> Any:
+    """A pytree of numbers or arrays, such as a user's function returns."""
+    for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic | jax.Array):
+            raise TypeError(f"{what} must return numbers, got {leaf!r}.")
+    return tree
+
+
 def same_form(tree: Any, expected: Any, what: str) -> None:
     """Same structure, shapes and dtypes."""
-    form = lambda tree: jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+    form = lambda tree: jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
     got, wanted = form(tree), form(expected)
     if jax.tree.structure(tree) != jax.tree.structure(expected) or got != wanted:
         raise TypeError(f"{what} must have the form of the state, {wanted}, got {got}.")

@@ -45,9 +45,10 @@ class Differentiable(ABC):
         """
         if self.num_chains < 2:
             raise ValueError("`.run` takes its errors from the chains and needs `num_chains` of at least 2, got 1.")
-        if not _validate.concrete(theta, key, args):
+        chains = self.run_chains(theta, key, *args)
+        if not _validate.concrete(chains):
             raise TypeError("`.run` makes a report for people and cannot be traced: call the expectation itself instead.")
-        return report(self.run_chains(theta, key, *args))
+        return report(chains)
 
 
 class Expectation(Differentiable):

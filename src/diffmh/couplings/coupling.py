@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key, PyTree
 
-from .. import _trees
+from .. import _trees, _validate
 from ..proposals import On, Proposal
 from ..proposals import draw as draw_proposal
 
@@ -77,4 +77,5 @@ def couple(
         y_new = coupling.couple(proposal, x, x_new, y, primal_noise, noise)
     else:
         y_new = coupling.propose(noise, proposal, x, x_new, y)
+    _validate.same_form(y_new, y, f"what `{type(coupling).__name__}` proposes")
     return _trees.select(_trees.equal(x, y), x_new, y_new)

@@ -82,7 +82,7 @@ class TransitionMatrix(FiniteProposal):
             values = np.asarray(self.matrix)
             if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-5):
                 raise ValueError(
-                    "`TransitionMatrix(matrix=...)` must have non-negative rows that sum to one, got rows that sum to"
+                    f"`TransitionMatrix(matrix=...)` must have non-negative rows that sum to one, got {values} with sums"
                     f" {values.sum(axis=1)}."
                 )
             self.symmetric = bool(np.all(values == values.T))

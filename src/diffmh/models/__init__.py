@@ -1,0 +1,5 @@
+"""The paper's models: density, sampler, observables, and exact answers."""
+
+from . import gaussian as gaussian
+from . import ising as ising
+from . import mixture as mixture
