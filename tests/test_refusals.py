@@ -410,6 +410,13 @@ class Scaled(eqx.Module):
         return log_normal(theta, x, self.scale)
 
 
+def with_its_own_rule(scale):
+    """A density with `jax.custom_jvp`, under which JAX is strict about what it closes over."""
+    log_density = jax.custom_jvp(lambda theta, x: log_normal(theta, x, scale))
+    log_density.defjvp(lambda primals, tangents: jax.jvp(lambda theta, x: log_normal(theta, x, scale), primals, tangents))
+    return log_density
+
+
 def closing(scale):
     return expect(walk(lambda theta, x: log_normal(theta, x, scale)))
 
@@ -432,6 +439,7 @@ CLOSED_OVER = {
     "log_density": lambda value, theta: closing(value)(theta, KEY),
     "log_density in scan": lambda value, theta: twice(lambda total: total + closing(value)(theta, KEY), 0.0),
     "jitted log_density": lambda value, theta: expect(walk(jax.jit(lambda theta, x: log_normal(theta, x, value))))(theta, KEY),
+    "log_density with a rule": lambda value, theta: expect(walk(with_its_own_rule(value)))(theta, KEY),
     "module's log_density": lambda value, theta: expect(walk(Scaled(value).log_density))(theta, KEY),
     "f": lambda value, theta: expect(f=lambda theta, x: value * x)(theta, KEY),
 }

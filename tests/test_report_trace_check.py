@@ -159,7 +159,7 @@ def test_warnings():
 
 
 def test_warning_of_few_effective_samples():
-    assert any("fewer than 10 effective" in warning for warning in warnings_of(diffmh.GaussianWalk(1e-3)))
+    assert any("fewer than 5 effective" in warning for warning in warnings_of(diffmh.GaussianWalk(1e-3)))
 
 
 def test_report_of_an_estimator_without_alternatives():

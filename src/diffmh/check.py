@@ -137,22 +137,35 @@ def _symmetric(proposal, key, states, name) -> Finding:
 
 
 def _log_prob(proposal, key, states, name) -> Finding:
-    """`∫ q_x q_y / (q_x + q_y)`, as the mean of `q_y / (q_x + q_y)` over draws from x and of `q_x / (q_x + q_y)` over draws from y.
+    """`∫ h q_x q_y / (q_x + q_y)`, as the mean of `h q_y / (q_x + q_y)` over draws from x and of `h q_x / (q_x + q_y)` over draws from y.
 
-    The two agree if `log_prob` is the density of `sample` up to a constant; both are bounded, so their means are normal.
+    With `s = q_y / (q_x + q_y)` and h = 1 or s the two agree if `log_prob` is right up to a factor that depends on x' alone; all are
+    bounded, so their means are normal. For a single real number `∫ k(x') q(x'|x) / q(x'|x) dx' = 1` with a narrow normal density k sees
+    that factor too.
     """
     promise, worst = f"{name}.log_prob is the density of sample", 1.0
     for number in range(_PAIRS):
         x, y = _pair(states, number)
-        key_x, key_y = jax.random.split(jax.random.fold_in(key, 100 + number))
-        from_x = jax.vmap(proposal.sample, (0, None))(jax.random.split(key_x, _DRAWS), x)
-        from_y = jax.vmap(proposal.sample, (0, None))(jax.random.split(key_y, _DRAWS), y)
+        keys = jax.random.split(jax.random.fold_in(key, 100 + number))
+        draws = [
+            jax.vmap(proposal.sample, (0, None))(jax.random.split(k, _DRAWS), state) for k, state in zip(keys, (x, y), strict=True)
+        ]
         log_q = lambda start, new: np.asarray(jax.vmap(proposal.log_prob, (None, 0))(start, new), float)
-        share_x = 1 / (1 + np.exp(np.clip(log_q(x, from_x) - log_q(y, from_x), -700, 700)))
-        share_y = 1 / (1 + np.exp(np.clip(log_q(y, from_y) - log_q(x, from_y), -700, 700)))
-        worst = min(worst, _two_means(share_x, share_y))
+        share = lambda new: 1 / (1 + np.exp(np.clip(log_q(x, new) - log_q(y, new), -700, 700)))
+        at_x, at_y = share(draws[0]), share(draws[1])
+        worst = min(worst, _two_means(at_x, 1 - at_y), _two_means(at_x**2, at_y * (1 - at_y)))
+        leaves = jax.tree.leaves(x)
+        if len(leaves) == 1 and leaves[0].size == 1 and jnp.issubdtype(leaves[0].dtype, jnp.floating):
+            masses = [_mass(_columns(new)[0], log_q(start, new)) for start, new in zip((x, y), draws, strict=True)]
+            worst = min(worst, _two_means(*masses))
     kept = worst > _FALSE_ALARM
     return Finding(promise, kept, f"least p-value {worst:.2g}" + ("" if kept else ": draws and density disagree"))
+
+
+def _mass(draws: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """`k(x') / q(x'|x)` with k normal about the median, a quarter of the interquartile range wide: its mean is `∫ k = 1`."""
+    low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75])
+    return np.exp(stats.norm.logpdf(draws, middle, (high - low) / 4) - log_q)
 
 
 def _two_means(a: np.ndarray, b: np.ndarray) -> float:

@@ -65,8 +65,8 @@ class Step(eqx.Module):
 
 
 def accept_probability(log_ratio: Float[Array, "*D"]) -> Float[Array, "*D"]:
-    """`α = min(1, r) = exp(min(0, log r))`."""
-    return jnp.exp(jnp.minimum(0.0, log_ratio))
+    """`α = min(1, r) = exp(min(0, log r))`, and 0 where `log r` is NaN."""
+    return jnp.where(jnp.isnan(log_ratio), 0.0, jnp.exp(jnp.minimum(0.0, log_ratio)))
 
 
 def accept(uniform: Float[Array, "*D"], log_ratio: Float[Array, "*D"]) -> Bool[Array, "*D"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import equinox as eqx
 import jax
@@ -83,13 +83,18 @@ def report(chains: RunChains) -> Report:
         gradient=_gradient_tree(chains, slope),
         gradient_error=_gradient_tree(chains, slope_error),
         acceptance_rate=min(finding.acceptance_rate for finding in findings),
-        recoupling_time=max(finding.recoupling_time for finding in findings),
-        alive_fraction=max(finding.alive_fraction for finding in findings),
-        max_weight=max(finding.max_weight for finding in findings),
+        recoupling_time=_largest(finding.recoupling_time for finding in findings),
+        alive_fraction=_largest(finding.alive_fraction for finding in findings),
+        max_weight=_largest(finding.max_weight for finding in findings),
         effective_samples=like_value(np.broadcast_to(shared, value.shape)),
         nan_proposals=sum(finding.nan_proposals for finding in findings),
         warnings=tuple(dict.fromkeys(warning for finding in findings for warning in finding.warnings())),
     )
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Of those that are not NaN, if any: an estimator has no use for the others."""
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 class _Finding(eqx.Module):
@@ -103,6 +108,7 @@ class _Finding(eqx.Module):
     weight_share: float
     effective_samples: Float[np.ndarray, "F"]
     num_samples: float
+    num_chains: int
     nan_proposals: int
 
     def warnings(self) -> list[str]:
@@ -129,8 +135,8 @@ class _Finding(eqx.Module):
                 " few alternatives, and its error may be underestimated. Use weights='two-sided', more alternatives, or a coupling"
                 " under which chains meet sooner."
             )
-        if np.nanmin(np.append(self.effective_samples, np.inf)) < 10:
-            found.append("there are fewer than 10 effective samples: run longer, or propose better.")
+        if np.nanmin(np.append(self.effective_samples, np.inf)) < 5 * self.num_chains:
+            found.append("there are fewer than 5 effective samples per chain: run longer, or propose better.")
         return found
 
 
@@ -151,12 +157,16 @@ def _find(outcome: Outcome) -> _Finding:
         weight_share=float(share),
         effective_samples=_effective_samples(outcome),
         num_samples=float(outcome.batches.lengths.sum()),
+        num_chains=outcome.observed.value.shape[-1],
         nan_proposals=int(counts.nan.sum()),
     )
 
 
 def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
-    """`C N σ² / (L s²)`, with σ² the variance of f over all samples and s² that of its means over batches of length L."""
+    """`C N σ² / (L s²)`, with σ² the variance of f over all samples and s² that of its means over batches of length L.
+
+    Where batches are too short to be independent the chains' own means tell: C σ² over their variance, if that is less than half.
+    """
     assert outcome.batches is not None, "the run was not diagnosed"
     lengths = np.asarray(outcome.batches.lengths, float)
     sums, lengths = np.asarray(outcome.batches.sums, float)[lengths > 0], lengths[lengths > 0][:, None, None]
@@ -165,8 +175,10 @@ def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
     within = np.asarray(outcome.observed.square, float) - (means - origin) ** 2
     variance = np.mean(within + (means - about) ** 2, axis=-1)
     batch_variance = np.sum(lengths * (sums / lengths - about) ** 2, axis=(0, 2)) / max(1, sums[:, 0].size - 1)
-    positive = (variance > 0) & (batch_variance > 0)
-    return np.where(positive, lengths.sum() * means.shape[-1] * variance / np.where(positive, batch_variance, 1.0), np.nan)
+    chain_variance = lengths.sum() * means.var(axis=-1, ddof=1)
+    longest = np.where(chain_variance > 2 * batch_variance, chain_variance, batch_variance)
+    positive = (variance > 0) & (longest > 0)
+    return np.where(positive, lengths.sum() * means.shape[-1] * variance / np.where(positive, longest, 1.0), np.nan)
 
 
 def _mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:

@@ -81,8 +81,13 @@ def trace(
     estimator.refuse(sum(leaf.size for leaf in jax.tree.leaves(theta)))
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
     num_steps = _validate.count(num_steps, "num_steps=...")
-    simulation = Simulation(kernel, start, lambda theta, x, *args: 0.0, estimator, num_steps, 0, 1)
+    simulation = Simulation(kernel, start, _nothing, estimator, num_steps, 0, 1)
     return _follow(simulation, theta, key, args)
+
+
+def _nothing(theta, x, *args) -> float:
+    """A path needs no f."""
+    return 0.0
 
 
 @eqx.filter_jit
