@@ -137,11 +137,10 @@ def _symmetric(proposal, key, states, name) -> Finding:
 
 
 def _log_prob(proposal, key, states, name) -> Finding:
-    """`∫ h q_x q_y / (q_x + q_y)`, as the mean of `h q_y / (q_x + q_y)` over draws from x and of `h q_x / (q_x + q_y)` over draws from y.
+    """With `s = q_y / (q_x + q_y)`: the mean of `h s` over draws from x is that of `h (1 − s)` over draws from y, for any h.
 
-    With `s = q_y / (q_x + q_y)` and h = 1 or s the two agree if `log_prob` is right up to a factor that depends on x' alone; all are
-    bounded, so their means are normal. For a single real number `∫ k(x') q(x'|x) / q(x'|x) dx' = 1` with a narrow normal density k sees
-    that factor too.
+    Both are `∫ h q_x q_y / (q_x + q_y)`. Tried with h = 1 and h = s, which are bounded, so that the means are normal; they do not see a
+    factor that depends on x' alone. For a single real number the mean of `k(x') / q(x'|x)`, with a narrow normal density k, does.
     """
     promise, worst = f"{name}.log_prob is the density of sample", 1.0
     for number in range(_PAIRS):

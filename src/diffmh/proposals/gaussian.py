@@ -132,7 +132,7 @@ class CrankNicolson(GaussianProposal):
 
 
 def _checked_scale(scale: float | Array, name: str) -> Array:
-    if isinstance(scale, str) or not eqx.is_array_like(scale) and not isinstance(scale, list | tuple):
+    if isinstance(scale, str) or (not eqx.is_array_like(scale) and not isinstance(scale, list | tuple)):
         raise TypeError(f"`{name}` must be a number, a vector or a matrix, got {scale!r}.")
     array = jnp.asarray(scale)
     if jnp.issubdtype(array.dtype, jnp.integer):
