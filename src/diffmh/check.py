@@ -139,8 +139,8 @@ def _symmetric(proposal, key, states, name) -> Finding:
 def _log_prob(proposal, key, states, name) -> Finding:
     """With `s = q_y / (q_x + q_y)`: the mean of `h s` over draws from x is that of `h (1 − s)` over draws from y, for any h.
 
-    Both are `∫ h q_x q_y / (q_x + q_y)`. Tried with h = 1 and h = s, which are bounded, so that the means are normal; they do not see a
-    factor that depends on x' alone. For a single real number the mean of `k(x') / q(x'|x)`, with a narrow normal density k, does.
+    Both are `∫ h q_x q_y / (q_x + q_y)`. Tried with h = 1 and h = s, which are bounded, so that the means are normal; they do not
+    see a factor that depends on x' alone. For a single real number the mean of `k(x') / q(x'|x)`, k a narrow normal density, does.
     """
     promise, worst = f"{name}.log_prob is the density of sample", 1.0
     for number in range(_PAIRS):
