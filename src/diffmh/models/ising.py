@@ -104,7 +104,8 @@ class HalfSweep(AcceptReject):
     """All sites of one colour at once. One random word per site holds its proposal and its accept uniform.
 
     With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the alternative gets the same
-    proposals and uniforms: a monotone coupling. With `flip=True` each site is proposed to flip, the paper's "uncoupled": chains rarely meet.
+    proposals and uniforms: a monotone coupling. With `flip=True` each site is proposed to flip, the paper's "uncoupled": chains
+    rarely meet.
     """
 
     colour: int = eqx.field(static=True)
