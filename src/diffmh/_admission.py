@@ -73,8 +73,10 @@ def _start(simulation: Simulation, theta, key, args):
 
 def check_start(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> None:
     """Refuses a start where the log density or f is not finite. Under `jit` the values are not known: the result is NaN then."""
+    if not _validate.concrete(simulation, theta, key, args):
+        return
     starts, log_density, value = _start(simulation, theta, key, args)
-    if not _validate.concrete(starts, log_density, value):
+    if not _validate.concrete(starts, log_density, value):  # they close over what is traced, or all happens within `jit`
         return
     state_of = lambda chain: jax.tree.map(lambda leaf: np.asarray(leaf)[..., chain], starts)
     bad = np.flatnonzero(~np.isfinite(np.asarray(log_density)))
