@@ -64,8 +64,7 @@ def admit(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tupl
 @eqx.filter_jit
 def _start(simulation: Simulation, theta, key, args):
     def one(x):
-        densities = [step.log_density(theta, x, *args) for step in simulation.kernel.steps()[:1]]
-        return densities[0], flatten(simulation.f(theta, x, *args))
+        return simulation.kernel.steps()[0].log_density(theta, x, *args), flatten(simulation.f(theta, x, *args))
 
     starts = simulation.starts(key)
     return starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
