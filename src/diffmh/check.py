@@ -180,7 +180,9 @@ def _faithful(coupling, proposal, key, states, name) -> Finding:
     def one(key, x):
         key_sample, key_couple = jax.random.split(key)
         x_new = proposal.sample(key_sample, x)
-        return _trees.equal(coupling.propose(key_couple, proposal, x, x_new, x), x_new)
+        y_new = coupling.propose(key_couple, proposal, x, x_new, x)
+        _validate.same_form(y_new, x, f"what `{type(coupling).__name__}` proposes")
+        return _trees.equal(y_new, x_new)
 
     x, _ = _pair(states, 0)
     kept = bool(jnp.all(jax.vmap(one, (0, None))(jax.random.split(jax.random.fold_in(key, 3), 500), x)))

@@ -12,7 +12,7 @@ from .alternatives import Alternatives, Events
 from .kernel import Step
 
 # Batches per chain whose means tell the effective number of samples.
-_BATCHES = 32
+_BATCHES = 16
 
 
 class Counts(eqx.Module):

@@ -90,7 +90,8 @@ class Expectation(Differentiable):
             admission = _admission.admit(self.simulation, theta, key, args)
             if not admission.closes_over_tracers:
                 self._admitted[signature] = admission
-        _admission.check_start(self.simulation, theta, key, args)
+        if not admission.closes_over_tracers:
+            _admission.check_start(self.simulation, theta, key, args)
         simulation = dataclasses.replace(self.simulation, f_depends_on_theta=admission.f_depends_on_theta)
         return simulation, admission, theta, key, args
 

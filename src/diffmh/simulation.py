@@ -121,7 +121,7 @@ class Loop(eqx.Module):
         return Parameters(self.theta, self.args, _rounding.never(key, (2,)), self.differentiate)
 
     def start(self) -> tuple[Chain, Bool[Array, "C"]]:
-        """All chains at their start, and which of them can move: those whose log density is not NaN."""
+        """All chains at their start, and which of them may be run: those whose log density is finite."""
         kernel, estimator = self.simulation.kernel, self.simulation.estimator
         parameters = self.parameters(self.key)
         for_steps = parameters if estimator.differentiates_steps else parameters.value_only()
@@ -129,7 +129,7 @@ class Loop(eqx.Module):
         def one(x):
             state = kernel.start(for_steps, x)
             log_density = kernel.steps()[0].log_density(self.theta, x, *self.args)
-            return Chain(state, estimator.start(parameters, kernel, state)), ~jnp.isnan(log_density)
+            return Chain(state, estimator.start(parameters, kernel, state)), jnp.isfinite(log_density)
 
         return jax.vmap(one, in_axes=-1, out_axes=-1)(self.simulation.starts(self.key))
 
@@ -181,7 +181,7 @@ def run(
 ) -> Outcome:
     """Runs the chains for `burn_in + num_samples` steps and averages over the last `num_samples`.
 
-    A chain whose log density is NaN at its start would never move: its averages are NaN instead.
+    A chain whose log density is not finite at its start has NaN for its averages.
     """
     loop = Loop(simulation, theta, key, args, differentiate)
     chains, startable = loop.start()
