@@ -113,11 +113,11 @@ def test_marginals_and_faithfulness(proposal, draw_state, coupling):
 
 
 def test_the_test_can_fail():
-    """A walk whose copy takes three quarters of the step."""
+    """A walk whose copy takes half of the step."""
 
     class Shrinks(diffmh.Coupling):
         def propose(self, key, proposal, x, x_new, y):
-            return y + 0.75 * (x_new - x)
+            return y + 0.5 * (x_new - x)
 
     drawn = proposals(diffmh.GaussianWalk(1.3), Shrinks(), real, jax.random.key(5))
     _, y_new, _, _, y_direct, _ = map(columns, drawn)
