@@ -30,7 +30,7 @@ def problems(kind: str, part: int):
 def test_random_chains(weights, alternatives, coupling, part):
     """One-sided weights have heavy tails where α is near 1: more runs."""
     num_samples, burn_in = LENGTHS[part]
-    num_runs = 3_000 if weights == "two-sided" else 6_000
+    num_runs = 4_000 if weights == "two-sided" else 12_000
     estimator = diffmh.StochasticDerivative(weights, alternatives)
     found = estimates(problems(weights, part), 7, coupling, estimator, num_samples, burn_in, num_runs)
     for index, problem in enumerate(problems(weights, part)):
