@@ -88,7 +88,7 @@ def prune(
     born = (uniform * total < new_score) | ((old_score == 0) & (new_score > 0))
     replaced = slot & born
 
-    state = _trees.select(replaced, _broadcast(without_gradients(kernel.flipped(step, index)), slot), alternatives.state)
+    state = _trees.select(replaced, _trees.repeat(without_gradients(kernel.flipped(step, index)), scores.size), alternatives.state)
     safe = lambda score: jnp.where(score > 0, score, 1.0)
     grown = jnp.where(slot, total / safe(scores), 1.0)
     weight = jnp.where(replaced[:, None], new_weight * (total / safe(new_score)), alternatives.weight * grown[:, None])
@@ -119,10 +119,6 @@ def _each_slot(function, state: State):
         return jax.vmap(function)(state)
     single = function(jax.tree.map(lambda leaf: leaf[0], state))
     return jax.tree.map(lambda leaf: leaf[None], single)
-
-
-def _broadcast(state: State, slots: Bool[Array, "K"]) -> State:
-    return _trees.repeat(state, slots.shape[0])
 
 
 def _lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, ""]]:
