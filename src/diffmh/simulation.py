@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from . import _rounding, _trees
+from . import _random, _rounding, _trees
 from ._sums import CompensatedSum
 from .counts import Batches, Counts
 from .estimators import Estimator, ValueOnly
@@ -141,7 +141,7 @@ class Loop(eqx.Module):
             key_primal, key_own = jax.random.split(key)
             return step.noise(key_primal, self.one, num_steps), estimator.draw(step, key_own, self.one, num_steps)
 
-        keys = self.simulation.chain_keys(self.key)[:, 1]
+        keys = _random.written_out(self.simulation.chain_keys(self.key)[:, 1])
         draw = lambda key: self.simulation.kernel.draw(both, jax.random.fold_in(key, block))
         return self.parameters(jax.random.fold_in(self.key, block)), jax.vmap(draw, out_axes=-1)(keys)
 
