@@ -9,10 +9,13 @@ prune one slot against the new candidate. Scores never look at a direction dθ, 
 
 from __future__ import annotations
 
+import functools
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from . import _trees
 from .kernel import AcceptReject, State, Step, met
@@ -98,7 +101,9 @@ def prune(
 def contribution(alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]) -> Float[Array, "P F"]:
     """`Σ_k W_k ⊗ (f(y_k) − f(x))`."""
     difference = jnp.where(alternatives.alive[:, None], values - primal_value, 0.0)
-    return jnp.sum(alternatives.weight[:, :, None] * difference[:, None, :], axis=0)
+    # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of thousands of chains.
+    terms = [weight[:, None] * change for weight, change in zip(alternatives.weight, difference, strict=True)]
+    return functools.reduce(jnp.add, terms)
 
 
 def values(function, alternatives: Alternatives) -> Float[Array, "K F"]:
@@ -132,15 +137,33 @@ def _pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score:
     """One of the D candidates in proportion to its score: its index, the total score, its weight scaled to that total.
 
     The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs + S) < Σs`, `v` is
-    uniform on [0, Σs).
+    uniform on [0, Σs). The candidates are looked through as rows and columns of about √D: two short running sums, no long one.
     """
-    scores = norm(candidate)
-    if scores.ndim == 0:
-        return jnp.zeros((), int), scores, candidate
-    flat = scores.ravel()
-    cumulative = jnp.cumsum(flat)
+    if candidate.ndim == 1:
+        return jnp.zeros((), int), norm(candidate), candidate
+    flat = candidate.reshape(candidate.shape[0], -1)
+    count = flat.shape[1]
+    columns = math.isqrt(count - 1) + 1
+    scores = jnp.pad(norm(flat), (0, -count % columns)).reshape(-1, columns)
+    row, within, total = _find(jnp.sum(scores, axis=1), lambda total: uniform * (total + old_score))
+    column, _, _ = _find(_at(row, scores), lambda total: within)
+    index = row * columns + column
+    chosen = _at(index, flat.T)
+    score = norm(chosen)
+    return index, total, chosen * (total / jnp.where(score > 0, score, 1.0))
+
+
+def _find(scores: Float[Array, "n"], position) -> tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """The interval of `[0, Σs)` that `position(Σs)` is in, how far into it, and `Σs`. Never an interval of no length."""
+    cumulative = jnp.cumsum(scores)
     total = cumulative[-1]
-    position = jnp.minimum(uniform * (total + old_score), jnp.nextafter(total, jnp.zeros_like(total)))
-    index = jnp.minimum(jnp.sum(cumulative <= position), flat.size - 1)
-    chosen = candidate.reshape(candidate.shape[0], -1)[:, index]
-    return index, total, chosen * (total / jnp.where(flat[index] > 0, flat[index], 1.0))
+    at = jnp.minimum(position(total), jnp.nextafter(total, jnp.zeros_like(total)))
+    before = cumulative <= at
+    index = jnp.minimum(jnp.sum(before), scores.size - 1)
+    return index, at - jnp.max(jnp.where(before, cumulative, 0.0)), total
+
+
+def _at(index: Int[Array, ""], rows: Float[Array, "n *m"]) -> Float[Array, "*m"]:
+    """`rows[index]`, without a gather, which is slow where each chain has an index of its own."""
+    here = jnp.expand_dims(jnp.arange(rows.shape[0]) == index, range(1, rows.ndim))
+    return jnp.sum(jnp.where(here, rows, 0.0), axis=0)

@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from . import _random, _rounding, _trees
+from ._chains import over_chains
 from ._sums import CompensatedSum
 from .counts import Batches, Counts
 from .estimators import Estimator, ValueOnly
@@ -131,7 +132,7 @@ class Loop(eqx.Module):
             log_density = kernel.steps()[0].log_density(self.theta, x, *self.args)
             return Chain(state, estimator.start(parameters, kernel, state)), jnp.isfinite(log_density)
 
-        return jax.vmap(one, in_axes=-1, out_axes=-1)(self.simulation.starts(self.key))
+        return over_chains(one)(self.simulation.starts(self.key))
 
     def draw(self, block: Int[Array, ""]) -> tuple[Parameters, PyTree]:
         """The parameters to run a block at, and its randomness: steps first, chains last."""
@@ -185,12 +186,11 @@ def run(
     """
     loop = Loop(simulation, theta, key, args, differentiate)
     chains, startable = loop.start()
-    over_chains = lambda function: jax.vmap(function, in_axes=-1, out_axes=-1)
     at_start = loop.parameters(key)
     origin = None
     if diagnose:
         origin = over_chains(lambda x: simulation.observable(at_start.value_only(), x).value)(chains.state.x)
-    observe = jax.vmap(lambda chain, origin: loop.observe(at_start, chain, origin), in_axes=-1, out_axes=-1)
+    observe = over_chains(lambda chain, origin: loop.observe(at_start, chain, origin))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(observe, chains, origin))
     num_steps, block_steps = simulation.burn_in + simulation.num_samples, loop.block_steps
     num_blocks = -(-num_steps // block_steps)
@@ -211,8 +211,8 @@ def run(
             chains, counts, sums = carry
             now = jax.tree.map(lambda leaf: leaf[i], noise)
             counted = begin + i >= simulation.burn_in
-            advance = jax.vmap(one, in_axes=(-1, -1, -1, -1, None), out_axes=-1)
-            chains, counts, observed = advance(chains, counts, now, origin, counted)
+            advance = over_chains(lambda chain, counts, noise, origin: one(chain, counts, noise, origin, counted))
+            chains, counts, observed = advance(chains, counts, now, origin)
             return chains, counts, _trees.add(sums, observed)
 
         end = jnp.minimum(begin + block_steps, num_steps)

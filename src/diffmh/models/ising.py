@@ -149,9 +149,10 @@ class HalfSweep(AcceptReject):
         return self
 
     def _decide(self, parameters: Parameters, x: Spins, words) -> tuple[Array, Bool[Array, "L half"], Any]:
+        x = parameters.whole(x)
         mine, around = x.colour(self.colour), neighbours(x, self.colour)
         # The uniform from the high 24 bits, the proposed spin from the lowest.
-        uniform = (words >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+        uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
         drawn = (2 * (words & 1).astype(jnp.int32) - 1).astype(mine.dtype)
         proposed = -mine if self.flip else drawn
         change = (proposed - mine).astype(jnp.float32)
@@ -161,7 +162,7 @@ class HalfSweep(AcceptReject):
             return change * (theta.interaction * around + theta.field) / theta.temperature
 
         ratio = parameters.evaluate(log_ratio, change, around.astype(jnp.float32))
-        return proposed, accept(uniform, ratio.value), ratio
+        return proposed, parameters.whole(accept(uniform, ratio.value)), ratio
 
 
 def sampler(flip: bool = False) -> Cycle:

@@ -1,0 +1,81 @@
+"""`over_chains` is `jax.vmap` over the last axis, whatever it is given."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import diffmh
+from diffmh import _random
+from diffmh._chains import over_chains
+
+X = jax.random.normal(jax.random.key(0), (3, 4, 5))
+WEIGHTS = jax.random.normal(jax.random.key(1), (4, 2))
+
+FUNCTIONS = {
+    "elementwise, with a constant": lambda x: jnp.exp(x) * jnp.arange(4.0) - x.T[0, 1],
+    "a scalar condition": lambda x: jnp.where(x[0, 0] > 0, x, -x),
+    "clamped between scalars": lambda x: jax.lax.clamp(x[0, 0], x, x[0, 0] + 1.0),
+    "axes of length 1": lambda x: x[:, :1] * x[:1, :] + x,
+    "sums and running sums": lambda x: (jnp.sum(x, 1), jnp.cumsum(x, 0), jnp.argmax(x, 1), jnp.all(x > 0), x.max()),
+    "shapes": lambda x: (x.reshape(2, 6), x.T, x[None], jnp.roll(x, 1, 0), x[::-1, 1:3], jnp.pad(x, ((1, 0), (0, 2)))),
+    "joined with a constant": lambda x: jnp.concatenate([x, jnp.ones((1, 4))]),
+    "stacked and split": lambda x: (jnp.stack([x, x + 1], 1), jnp.split(x, 2, axis=1)),
+    "products of matrices": lambda x: (x @ WEIGHTS, WEIGHTS.T @ x.T, jnp.einsum("ij,kj->ik", x, x)),
+    "gathered and scattered": lambda x: (x[:, jnp.argmax(x[0])], x.at[0, 1].set(9.0), x.at[jnp.array([0, 2])].add(1.0)),
+    "sorted": lambda x: jnp.sort(x, axis=0),
+    "a slice anywhere": lambda x: jax.lax.dynamic_slice(x, (jnp.int32(1), jnp.int32(2)), (2, 2)),
+    "an update anywhere": lambda x: jax.lax.dynamic_update_slice(jnp.zeros((3, 4)), x[:2, :2], (jnp.int32(1), jnp.int32(2))),
+    "bits": lambda x: (jax.lax.bitcast_convert_type(x, jnp.uint32) ^ 1, jax.lax.bitcast_convert_type(x, jnp.uint8)),
+    "a call": lambda x: jax.jit(jnp.tanh)(x) + jax.nn.relu(x),
+    "a scan": lambda x: jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(4), x),
+    "a scan over constants": lambda x: jax.lax.scan(lambda c, w: (c * w, w), x, jnp.arange(3.0), reverse=True),
+    "a common branch": lambda x: jax.lax.cond(WEIGHTS[0, 0] > 0, lambda x: x + 1, lambda x: jnp.zeros_like(x), x),
+    "a branch of its own": lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x + 1, lambda x: x - 1, x),
+    "a while loop": lambda x: jax.lax.while_loop(lambda x: jnp.sum(x) < 10, lambda x: x + 1, x),
+    "its own gradient": lambda x: jax.grad(lambda x: jnp.sum(jnp.sin(x) @ WEIGHTS))(x),
+    "a map": lambda x: jax.vmap(lambda row, w: jnp.outer(row, w), (1, 0))(x, WEIGHTS),
+    "nothing of it": lambda x: jnp.arange(3),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_over_chains_is_vmap(name):
+    found, wanted = over_chains(FUNCTIONS[name])(X), jax.vmap(FUNCTIONS[name], -1, -1)(X)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_chains_stay_last():
+    """Nothing is transposed on the way of a state through elementwise operations, shifts, sums and branches."""
+
+    def function(x):
+        around = jnp.roll(x, 1, 0) + jnp.roll(x, -1, 1) + jnp.arange(4)
+        return jnp.where(around > jnp.sum(x), around, x[0, 0])
+
+    text = str(jax.make_jaxpr(over_chains(function))(X))
+    assert "transpose" not in text
+    assert "transpose" in str(jax.make_jaxpr(jax.vmap(function, -1, -1))(X))
+
+
+@pytest.mark.parametrize("draw", [jax.random.bits, jax.random.uniform, jax.random.normal, jax.random.rademacher])
+def test_threefry_written_out_is_jaxs(draw):
+    keys = jax.random.split(jax.random.key(7), 3)
+    each = jax.vmap(lambda key: draw(jax.random.fold_in(jax.random.split(key)[0], 5), (4, 5)))
+    np.testing.assert_array_equal(each(_random.written_out(keys)), each(keys))
+
+
+def test_keys_of_other_kinds():
+    mean = diffmh.expectation(
+        lambda theta, x: x,
+        diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38)),
+        init=0.0,
+        num_samples=50,
+        num_chains=64,
+    )
+    value, slope = jax.value_and_grad(mean)(0.5, jax.random.key(0, impl="rbg"))
+    assert abs(value - 0.5) < 0.3 and abs(slope - 1.0) < 0.5
