@@ -19,6 +19,8 @@ from .kernel import Cycle as Cycle
 from .kernel import Kernel as Kernel
 from .kernel import Repeat as Repeat
 from .metropolis import MetropolisHastings as MetropolisHastings
+from .optimise import Ascent as Ascent
+from .optimise import optimise as optimise
 from .proposals import CrankNicolson as CrankNicolson
 from .proposals import FiniteProposal as FiniteProposal
 from .proposals import GaussianWalk as GaussianWalk

@@ -182,8 +182,8 @@ def _cond(equation: Equation, count: int, operands: list[Value]) -> list[Value]:
 _ELEMENTWISE = """
 abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf
 erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
-or population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-sinh sqrt square sub tan tanh xor
+or population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
+sin sinh sqrt square sub tan tanh xor
 """
 
 _ON_NAMED_AXES = """

@@ -1,0 +1,157 @@
+"""optimise: gradient descent or ascent on a random objective, with any optax optimiser."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from . import _trees, _validate
+from .expectation import Differentiable
+
+
+class Ascent(eqx.Module):
+    """The iterates of an optimisation; every array has the n iterations as its leading axis.
+
+    - `theta`: the parameters at which each iteration took its gradient, a pytree like theta.
+    - `value`, `gradient`: the objective's, and `value_error`, `gradient_error`: their standard errors over the chains (NaN
+      for an objective that has no chains).
+    - `last`: the parameters after the last step. `average`: the mean of the iterates of the tail (Polyak and Ruppert).
+    """
+
+    theta: PyTree
+    value: Float[Array, "n"]
+    value_error: Float[Array, "n"]
+    gradient: PyTree
+    gradient_error: PyTree
+    last: PyTree
+    average: PyTree
+
+
+class _Evaluation(eqx.Module):
+    value: Array
+    value_error: Array
+    gradient: PyTree
+    gradient_error: PyTree
+
+
+def optimise(
+    objective: Callable[..., Array],
+    theta: PyTree,
+    key: Key[Array, ""],
+    *args: Any,
+    optimizer: Any,
+    num_iterations: int,
+    maximise: bool = False,
+    average_from: float = 0.5,
+    progress: bool | None = None,
+    name: str = "optimise",
+) -> Ascent:
+    """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new key for each.
+
+    **Arguments**
+
+    - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; or any function of
+      `(theta, key, *args)` that JAX differentiates.
+    - `optimizer`: an `optax.GradientTransformation`.
+    - `maximise`: climb rather than descend.
+    - `average_from`: the share of the iterations that the average leaves out. The gradients are random, so single iterates
+      scatter about the optimum; their average scatters far less.
+    - `progress`: a bar on stderr; by default where stderr is a terminal.
+
+    The step of iteration i is reproducible: its key is `jax.random.fold_in(key, i)`.
+
+    Raises `FloatingPointError` where the objective or its gradient is not finite, naming the iteration and where it was.
+
+    >>> import jax, optax, diffmh
+    >>> from diffmh.models import mixture
+    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=500, burn_in=20, num_chains=8)
+    >>> entropy = diffmh.compose(lambda h, p: mixture.entropy(p), p)
+    >>> path = diffmh.optimise(entropy, 2.0, jax.random.key(0), optimizer=optax.adam(0.1), num_iterations=30, maximise=True)
+    >>> path.value.shape, abs(float(path.average) - 1.0) < 0.5
+    ((30,), True)
+    """
+    _validate.function(objective, "optimise(objective, ...)", "objective", "objective(theta, key, *args)")
+    num_iterations = _validate.count(num_iterations, "optimise(num_iterations=...)")
+    if not 0 <= average_from < 1:
+        raise ValueError(f"`optimise(average_from=...)` must be at least 0 and below 1, got {average_from}.")
+    theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
+    step = _step(objective, optimizer, maximise, args)
+    state = optimizer.init(theta)
+    iterates: list[tuple[PyTree, _Evaluation]] = []
+    for i in _bar(num_iterations, progress, name):
+        found, new_theta, state = step(theta, state, jax.random.fold_in(key, i))
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))):
+            raise FloatingPointError(
+                f"`optimise`: at iteration {i}, theta = {theta}, the objective is {found.value} with gradient"
+                f" {found.gradient}: there is no direction to go."
+            )
+        iterates.append((theta, found))
+        theta = new_theta
+    thetas, evaluations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *iterates)
+    tail = int(average_from * num_iterations)
+    average = jax.tree.map(lambda leaf: jnp.mean(leaf[tail:], axis=0), thetas)
+    return Ascent(
+        thetas,
+        evaluations.value,
+        evaluations.value_error,
+        evaluations.gradient,
+        evaluations.gradient_error,
+        last=theta,
+        average=average,
+    )
+
+
+def _step(objective, optimizer, maximise: bool, args):
+    evaluate = _by_chain if isinstance(objective, Differentiable) else _plain
+
+    @jax.jit
+    def step(theta, state, key):
+        found = evaluate(objective, theta, key, args)
+        downhill = jax.tree.map(jnp.negative, found.gradient) if maximise else found.gradient
+        updates, state = optimizer.update(downhill, state, theta)
+        return found, jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), theta, updates), state
+
+    return step
+
+
+def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:
+    """Value and gradient with errors from the spread over chains, both from one run."""
+    values, pull = eqx.filter_vjp(lambda theta: objective.per_chain(theta, key, *args), theta)
+    _refuse_unless_scalar(values[0])
+    num_chains = values.shape[0]
+    gradients = jax.vmap(lambda chain: pull(chain)[0])(jnp.eye(num_chains, dtype=values.dtype))
+    mean = lambda leaf: jnp.mean(leaf, axis=0)
+    error = lambda leaf: jnp.std(leaf, axis=0, ddof=1) / num_chains**0.5
+    return _Evaluation(mean(values), error(values), jax.tree.map(mean, gradients), jax.tree.map(error, gradients))
+
+
+def _plain(objective, theta, key, args) -> _Evaluation:
+    """Value and gradient of any function; nobody knows their errors."""
+    _refuse_unless_scalar(jax.eval_shape(objective, theta, key, *args))
+    value, gradient = jax.value_and_grad(objective)(theta, key, *args)
+    unknown = lambda leaf: jnp.full_like(leaf, jnp.nan)
+    return _Evaluation(value, unknown(value), gradient, jax.tree.map(unknown, gradient))
+
+
+def _refuse_unless_scalar(value):
+    if getattr(value, "shape", None) != ():
+        form = jax.tree.map(lambda leaf: leaf.shape, value)
+        raise ValueError(f"`optimise(objective, ...)` needs an objective with one number as its value, got shape {form}.")
+
+
+def _bar(num_iterations: int, progress: bool | None, name: str):
+    """The iterations, with a progress bar on stderr where somebody looks at it."""
+    if progress is None:
+        progress = sys.stderr.isatty()
+    if not progress:
+        return range(num_iterations)
+    from tqdm import tqdm
+
+    return tqdm(range(num_iterations), desc=name, file=sys.stderr)
