@@ -82,11 +82,10 @@ def optimise(
     if not 0 <= average_from < 1:
         raise ValueError(f"`optimise(average_from=...)` must be at least 0 and below 1, got {average_from}.")
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
-    step = _step(objective, optimizer, maximise, args)
     state = optimizer.init(theta)
     iterates: list[tuple[PyTree, _Evaluation]] = []
     for i in _bar(num_iterations, progress, name):
-        found, new_theta, state = step(theta, state, jax.random.fold_in(key, i))
+        found, new_theta, state = _step(objective, optimizer, maximise, theta, state, jax.random.fold_in(key, i), args)
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))):
             raise FloatingPointError(
                 f"`optimise`: at iteration {i}, theta = {theta}, the objective is {found.value} with gradient"
@@ -108,17 +107,13 @@ def optimise(
     )
 
 
-def _step(objective, optimizer, maximise: bool, args):
+@eqx.filter_jit
+def _step(objective, optimizer, maximise: bool, theta, state, key, args):
     evaluate = _by_chain if isinstance(objective, Differentiable) else _plain
-
-    @jax.jit
-    def step(theta, state, key):
-        found = evaluate(objective, theta, key, args)
-        downhill = jax.tree.map(jnp.negative, found.gradient) if maximise else found.gradient
-        updates, state = optimizer.update(downhill, state, theta)
-        return found, jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), theta, updates), state
-
-    return step
+    found = evaluate(objective, theta, key, args)
+    downhill = jax.tree.map(jnp.negative, found.gradient) if maximise else found.gradient
+    updates, state = optimizer.update(downhill, state, theta)
+    return found, jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), theta, updates), state
 
 
 def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:

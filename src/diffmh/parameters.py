@@ -68,12 +68,11 @@ class Parameters(eqx.Module):
         return _rounding.settle(tree, self.never[1])
 
     def whole(self, tree: PyTree) -> PyTree:
-        """`tree` (integers or truths) computed once and kept: a compiler that fuses would compute it anew for each of its uses.
+        """`tree` computed once and kept: a compiler that fuses would compute it anew for each of its uses.
 
         It comes out of a branch that is always taken, and compilers don't fuse across branches.
         """
-        invert = lambda tree: jax.tree.map(lambda leaf: ~leaf, tree)
-        return jax.lax.cond(self.never[0], invert, lambda tree: tree, tree)
+        return jax.lax.cond(self.never[0], lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda tree: tree, tree)
 
     def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
         """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.

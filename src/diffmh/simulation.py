@@ -30,6 +30,9 @@ from .parameters import Dual, Parameters
 # Random words per chain that a block may hold, and the steps that it may have.
 _BLOCK_WORDS, _BLOCK_STEPS = 4096, 128
 
+# A state of more elements than this is kept whole between steps; a smaller one may be fused into whatever uses it.
+_SMALL = 32
+
 
 class Simulation(eqx.Module):
     """What to run: a kernel from a start, and what to observe of it by which estimator."""
@@ -202,6 +205,8 @@ def run(
 
         def one(chain, counts, noise, origin, counted):
             chain, counts = loop.step(parameters, chain, noise, counts, Counts.note if diagnose else None)
+            if sum(leaf.size for leaf in jax.tree.leaves(chain.state.x)) > _SMALL:
+                chain = parameters.whole(chain)
             observed = loop.observe(parameters, chain, origin)
             observed = jax.tree.map(lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed)
             counts = counts.after(chain.memory) if diagnose else None

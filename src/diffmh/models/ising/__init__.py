@@ -11,6 +11,7 @@ from .lattice import bonds as bonds
 from .lattice import cold as cold
 from .lattice import energy as energy
 from .lattice import energy_moments as energy_moments
+from .lattice import excitation_moments as excitation_moments
 from .lattice import heat_capacity as heat_capacity
 from .lattice import magnetisation as magnetisation
 from .lattice import neighbours as neighbours

@@ -1,0 +1,6 @@
+"""The paper's experiments: each computes its data and its rows of the table, and draws its figure from the saved data alone."""
+
+from .catalogue import EXPERIMENTS as EXPERIMENTS
+from .experiment import Experiment as Experiment
+from .experiment import Outcome as Outcome
+from .experiment import Row as Row

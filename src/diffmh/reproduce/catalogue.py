@@ -1,0 +1,24 @@
+"""All experiments, in the paper's order."""
+
+from __future__ import annotations
+
+from . import ascent, branching, ising, mixture, recoupling, variance
+from .experiment import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT for module in (branching, mixture, ising, recoupling, variance, ascent)
+}
+
+
+def named(names: list[str]) -> list[Experiment]:
+    """The experiments of these names, or figure numbers (`4`, `fig4`); all of them for no name.
+
+    >>> [experiment.name for experiment in named(["fig4", "mixture"])]
+    ['recoupling', 'mixture']
+    """
+    by_number = {str(experiment.figure): experiment for experiment in EXPERIMENTS.values()}
+    known = EXPERIMENTS | by_number | {f"fig{number}": experiment for number, experiment in by_number.items()}
+    unknown = [name for name in names if name.lower() not in known]
+    if unknown:
+        raise ValueError(f"`reproduce`: there is no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}.")
+    return [known[name.lower()] for name in names] or list(EXPERIMENTS.values())
