@@ -16,8 +16,8 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
         iterations = np.arange(len(data[f"{name}_theta"]))
         temperature.plot(iterations, data[f"{name}_theta"], color=colour, lw=1.4, label=label)
         capacity.plot(iterations, data[f"{name}_value"], color=colour, lw=0.5, alpha=0.8)
-    temperature.set(title="a) the paper's budget", xlabel="iteration", ylabel="T")
-    capacity.set(title="b) C on the way", xlabel="iteration", ylabel="C")
+    style.name(temperature, "a) the paper's budget", "iteration", "T")
+    style.name(capacity, "b) C on the way", "iteration", "C")
     style.key(temperature, loc="center left")
 
     theta = data["ours_theta"]
@@ -29,7 +29,7 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
         lw=1.4,
         label=f"average {float(data['average']):.4f}",
     )
-    ours.set(title="c) many chains, averaged", xlabel="iteration", ylabel="T")
+    style.name(ours, "c) many chains, averaged", "iteration", "T")
     for ax in (temperature, ours):
         ax.axhline(float(data["peak"]), color=style.GREY, lw=0.9, ls=":", label=f"exact peak {float(data['peak']):.4f}")
     style.key(ours, loc="upper right")

@@ -45,14 +45,15 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
     for branch in shown:
         for i, weight in enumerate(np.abs(branch.weights)):
             at = branch.start + i
-            opacity = 0.12 + 0.88 * weight / heaviest
+            opacity = 0.25 + 0.75 * weight / heaviest
             ax.plot(
                 [at, at + 1], branch.values[i : i + 2], color=style.RED, alpha=opacity, lw=1.4, solid_capstyle="round", zorder=2
             )
     ax.plot(steps, data["primal"][low : high + 1], color=style.GREY, lw=1.6, marker="o", ms=2.6, label="primal", zorder=3)
     ax.plot([], [], color=style.RED, lw=1.4, label="alternatives, opacity by weight")
     ax.axhline(float(data["theta"]), color=style.FAINT, lw=1, zorder=0)
-    ax.set(xlabel="step", ylabel="x", xlim=(low - 0.5, high + 0.5))
+    ax.set(xlim=(low - 0.5, high + 0.5))
+    style.name(ax, "", "step", "x")
     style.key(ax, loc="upper right", ncols=2)
     ax.margins(y=0.12)
     return figure

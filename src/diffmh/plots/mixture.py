@@ -3,43 +3,71 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import style
 
 
 def figure(data: dict[str, np.ndarray]) -> Figure:
-    figure, (densities, samples, sweep, ascent) = style.panels(2.5, 2.5, 4.2, 2.5, height=3.1)
-    h, scale = data["h"], float(data["scale"])
-    fine = np.linspace(-14, 14, 400)
+    figure = Figure(figsize=(9.6, 5.6), layout="constrained")
+    axes = figure.subplot_mosaic([["a", "a", "b", "b", "e", "e"], ["c", "c", "c", "d", "d", "d"]])
+    style.plain(axes.values())
+    _components(axes["a"], data)
+    _samples(axes["b"], data)
+    _entropy(axes["c"], data)
+    _gradient(axes["d"], data)
+    _ascent(axes["e"], data)
+    return figure
+
+
+def _components(ax: Axes, data: dict[str, np.ndarray]) -> None:
+    scale, fine = float(data["scale"]), np.linspace(-14, 14, 400)
     for j, mean in enumerate(data["means"]):
         density = np.exp(-0.5 * ((fine - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
-        densities.plot(fine, density, color=style.COMPONENTS[j], lw=1.6, label=f"{j + 1}")
-    densities.set(title="a) components", xlabel="h", ylabel="density", ylim=(0, 0.142))
-    style.key(densities, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
+        ax.plot(fine, density, color=style.COMPONENTS[j], lw=1.6, label=f"{j + 1}")
+    ax.set(ylim=(0, 0.128))
+    style.name(ax, "a) components", "h", "density")
+    style.key(ax, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
 
+
+def _samples(ax: Axes, data: dict[str, np.ndarray]) -> None:
     path = data["path"]
-    samples.plot(np.arange(1, len(path) + 1), path + 1, color=style.FAINT, lw=0.8, zorder=1)
-    samples.scatter(np.arange(1, len(path) + 1), path + 1, c=[style.COMPONENTS[j] for j in path], s=7, zorder=2)
-    samples.set(title="b) samples at h = 4", xlabel="step", ylabel="component", yticks=[1, 2, 3], ylim=(0.6, 3.4))
+    steps = np.arange(1, len(path) + 1)
+    ax.plot(steps, path + 1, color=style.FAINT, lw=0.8, zorder=1)
+    ax.scatter(steps, path + 1, c=[style.COMPONENTS[j] for j in path], s=7, zorder=2)
+    ax.set(yticks=[1, 2, 3], ylim=(0.6, 3.4))
+    style.name(ax, "b) samples at h = 4", "step", "component")
 
-    upper = np.cumsum(data["posterior"], axis=1)
+
+def _entropy(ax: Axes, data: dict[str, np.ndarray]) -> None:
+    h, upper = data["h"], np.cumsum(data["posterior"], axis=1)
     for j in range(3):
         lower = upper[:, j - 1] if j else 0.0
-        sweep.fill_between(h, lower, upper[:, j], color=style.COMPONENTS[j], alpha=0.16, lw=0)
-    sweep.plot(h, data["exact_entropy"], color=style.GREY, lw=1.2, label="exact entropy")
-    sweep.plot(h, data["entropy"], ".", color=style.INK, ms=4, label="from the chains")
-    reach = 0.42
-    across = 1.0 / np.sqrt(1.0 + (12 * data["slope"]) ** 2)  # arrows of even length on the paper
-    sweep.quiver(
-        h, data["entropy"], reach * across * 2, reach * across * 2 * data["slope"],
-        angles="xy", scale_units="xy", scale=1, color=style.RED, width=0.005, headwidth=4, label="gradient",
-    )  # fmt: skip
-    sweep.axvline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":")
-    sweep.set(title="c) posterior, its entropy and gradient", xlabel="h", xlim=(-14, 14), ylim=(0, 1.42))
-    style.key(sweep, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
+        ax.fill_between(h, lower, upper[:, j], color=style.COMPONENTS[j], alpha=0.16, lw=0)
+    ax.plot(h, data["exact_entropy"], color=style.GREY, lw=1.2, label="entropy, exact")
+    ax.plot(h, data["entropy"], ".", color=style.INK, ms=4.5, label="from the chains")
+    ax.axvline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":")
+    ax.set(xlim=(-14, 14), ylim=(0, 1.32))
+    style.name(ax, "c) posterior of the components, and its entropy", "h")
+    style.key(ax, loc="upper left", ncols=2)
 
-    ascent.plot(data["ascents"].T, color=style.RED, lw=0.9, alpha=0.5)
-    ascent.axhline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":")
-    ascent.set(title=f"d) ascent, {len(data['ascents'])} seeds", xlabel="iteration", ylabel="h")
-    return figure
+
+def _gradient(ax: Axes, data: dict[str, np.ndarray]) -> None:
+    h = data["h"]
+    ax.axhline(0.0, color=style.FAINT, lw=1)
+    ax.axvline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":")
+    ax.plot(h, data["exact_slope"], color=style.GREY, lw=1.2, label="exact")
+    ax.errorbar(
+        h, data["slope"], data["slope_error"], fmt=".", color=style.RED, ms=4.5, elinewidth=1, label="from the chains ± error"
+    )
+    ax.set(xlim=(-14, 14))
+    style.name(ax, "d) the entropy's gradient", "h")
+    style.key(ax, loc="upper right")
+
+
+def _ascent(ax: Axes, data: dict[str, np.ndarray]) -> None:
+    ax.plot(data["ascents"].T, color=style.RED, lw=0.9, alpha=0.5)
+    ax.axhline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":", label=f"exact {float(data['maximiser']):.3f}")
+    style.name(ax, f"e) ascent, {len(data['ascents'])} seeds", "iteration", "h")
+    style.key(ax, loc="upper right")

@@ -21,8 +21,8 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
     for ax, i in zip(axes, range(first, first + count), strict=True):
         ax.imshow(picture(data["primal"][i], data["alternative"][i]), interpolation="nearest")
         differing = int(np.sum(data["primal"][i] != data["alternative"][i]))
-        ax.set(xticks=[], yticks=[], title=f"sweep {int(data['sweep'][i])}")
-        ax.set_xlabel(f"{differing} differ" if differing else "recoupled", fontsize=8.5)
+        ax.set(xticks=[], yticks=[])
+        style.name(ax, f"sweep {int(data['sweep'][i])}", f"{differing} differ" if differing else "recoupled")
         ax.spines[["top", "right"]].set_visible(True)
         ax.spines[:].set_color(style.GREY)
     return figure

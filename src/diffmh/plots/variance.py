@@ -31,6 +31,6 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
             label="read off the paper" if name == "score" else None,
         )
     ax.loglog(length, data["one-sided"][0] * length[0] / length, color=style.GREY, lw=1, ls=":", label="1/N")
-    ax.set(xlabel="samples N", ylabel="variance of the entropy's derivative")
-    ax.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=style.INK)
+    style.name(ax, "", "samples N", "variance of the entropy's derivative")
+    style.key(ax, loc="center right", bbox_to_anchor=(1.0, 0.56))
     return figure

@@ -4,3 +4,4 @@ from .catalogue import EXPERIMENTS as EXPERIMENTS
 from .experiment import Experiment as Experiment
 from .experiment import Outcome as Outcome
 from .experiment import Row as Row
+from .run import reproduce as reproduce

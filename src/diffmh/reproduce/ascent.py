@@ -28,8 +28,15 @@ def compute(key, fast: bool) -> Outcome:
     paper_iterations, rate = (100, 0.03) if fast else (1_000, 0.003)
     traces = {}
     for i, (name, flip) in enumerate((("coupled", False), ("uncoupled", True))):
-        options = dict(optimizer=optax.adam(rate), num_iterations=paper_iterations, maximise=True, name=f"ascent, {name}")
-        traces[name] = optimise(of_one_chain(flip), START, jax.random.fold_in(key, i), **options)
+        traces[name] = optimise(
+            of_one_chain(flip),
+            START,
+            jax.random.fold_in(key, i),
+            optimizer=optax.adam(rate),
+            num_iterations=paper_iterations,
+            maximise=True,
+            name=f"ascent, {name}",
+        )
 
     num_iterations, tolerance = (60, 0.1) if fast else (240, 0.02)
     num_samples, burn_in, num_chains, alternatives = (200, 200, 64, 4) if fast else (400, 300, 256, 4)
@@ -84,7 +91,8 @@ def compute(key, fast: bool) -> Outcome:
     words = f"{num_chains} chains of {burn_in} + {num_samples} sweeps, {alternatives} alternatives"
     return Outcome(
         data,
-        f"L = {SIZE}, from T = {START}. One chain: 100 + 1,000 sweeps, {budget}. Across chains: {words}, {num_iterations} iterations.",
+        f"L = {SIZE}, from T = {START}. One chain: 100 + 1,000 sweeps, {budget}."
+        f" Across chains: {words}, {num_iterations} iterations.",
         rows,
     )
 
@@ -99,8 +107,11 @@ EXPERIMENT = Experiment(
     name="ascent",
     figure=6,
     title="Climbing the heat capacity",
-    shows="Gradient ascent on the heat capacity from T = 6. With the coupled proposal the paper's budget leads near the peak, without it nowhere."
-    " Many chains, several alternatives and averaging the iterates find the peak of the finite lattice.",
+    shows=(
+        "Gradient ascent on the heat capacity from T = 6. With the coupled proposal the paper's budget leads near the"
+        " peak, without it nowhere. Many chains, several alternatives and averaging the iterates find the peak of the"
+        " finite lattice."
+    ),
     compute=compute,
     draw=draw.figure,
 )

@@ -66,8 +66,11 @@ EXPERIMENT = Experiment(
     name="branching",
     figure=1,
     title="Branching paths",
-    shows="The primal chain (grey) and the alternatives (red) that branch off where an accept/reject decision could have gone the other way."
-    " Coupled to the primal by maximal reflection, they soon meet it again. The stronger the red, the larger the weight.",
+    shows=(
+        "The primal chain (grey) and the alternatives (red) that branch off where an accept/reject decision could have"
+        " gone the other way. Coupled to the primal by maximal reflection, they soon meet it again. The stronger the"
+        " red, the larger the weight."
+    ),
     compute=compute,
     draw=draw.figure,
     film=film,

@@ -34,6 +34,7 @@ def compute(key, fast: bool) -> Outcome:
     temperatures = np.concatenate([grid, TEN_TEMPERATURES])
     found = [at(t, jax.random.fold_in(key, i)) for i, t in enumerate(temperatures.astype(np.float32))]
     value, value_error, slope, slope_error = (np.array(column) for column in zip(*found, strict=True))
+    curve = np.linspace(0.05, 10.0, 400)
     exact = np.array([model.exact(SIZE, t) for t in temperatures])
     data = {
         "temperature": temperatures,
@@ -43,6 +44,8 @@ def compute(key, fast: bool) -> Outcome:
         "slope": slope,
         "slope_error": slope_error,
         "exact": exact,
+        "curve_temperature": curve,
+        "curve": np.array([model.exact(SIZE, t) for t in curve]),
         "peak": np.array(model.peak(SIZE)),
     }
     ten = slice(len(grid), None)
@@ -54,9 +57,8 @@ def compute(key, fast: bool) -> Outcome:
         i = len(grid) + TEN_TEMPERATURES.index(t)
         rows.append(against_exact(f"dE/dT at T = {t}", exact[i, 1], slope[i, 0], slope_error[i, 0]))
         rows.append(against_exact(f"dC/dT at T = {t}", exact[i, 2], slope[i, 1], slope_error[i, 1]))
-    settings = (
-        f"L = {SIZE}, cold start, {burn_in} + {num_samples:,} checkerboard sweeps, {num_chains} chains, 4 alternatives, {len(grid)} temperatures."
-    )
+    runs = f"{burn_in} + {num_samples:,} checkerboard sweeps, {num_chains} chains, 4 alternatives"
+    settings = f"L = {SIZE}, cold start, {runs}, {len(grid)} temperatures."
     return Outcome(data, settings, rows)
 
 
@@ -64,8 +66,10 @@ EXPERIMENT = Experiment(
     name="ising",
     figure=3,
     title="Energy and heat capacity of the Ising model",
-    shows="Mean energy and heat capacity of the 12×12 lattice, and the derivative of the heat capacity in temperature, all from the chains;"
-    " the line is Kaufman's exact solution of the finite lattice.",
+    shows=(
+        "Mean energy and heat capacity of the 12×12 lattice, and the derivative of the heat capacity in temperature,"
+        " all from the chains; the line is Kaufman's exact solution of the finite lattice."
+    ),
     compute=compute,
     draw=draw.figure,
 )

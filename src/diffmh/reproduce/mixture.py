@@ -17,6 +17,7 @@ from ..trace import trace
 from .experiment import Experiment, Outcome, Row, estimate, worst
 
 NUM_SEEDS, NUM_ITERATIONS, TOLERANCE = 10, 100, 0.1
+ADAM = optax.adam(0.1)
 
 
 def entropy_of_posterior(num_samples: int, num_chains: int):
@@ -37,7 +38,7 @@ def exact_slope(h: float) -> float:
 
 
 def maximiser() -> float:
-    return float(scipy.optimize.brentq(exact_slope, -2.0, 4.0))
+    return float(scipy.optimize.root_scalar(exact_slope, bracket=(-2.0, 4.0)).root)
 
 
 def compute(key, fast: bool) -> Outcome:
@@ -51,8 +52,17 @@ def compute(key, fast: bool) -> Outcome:
 
     best = maximiser()
     climb = entropy_of_posterior(num_samples, 16)
-    options = dict(optimizer=optax.adam(0.1), num_iterations=NUM_ITERATIONS, maximise=True, average_from=0.9, name="mixture")
-    ascents = [optimise(climb, 8.0, jax.random.fold_in(key_ascent, seed), **options) for seed in range(NUM_SEEDS)]
+    climb_from = lambda seed: optimise(
+        climb,
+        8.0,
+        jax.random.fold_in(key_ascent, seed),
+        optimizer=ADAM,
+        num_iterations=NUM_ITERATIONS,
+        maximise=True,
+        average_from=0.9,
+        name=f"mixture, seed {seed}",
+    )
+    ascents = [climb_from(seed) for seed in range(NUM_SEEDS)]
     ends = np.array([float(ascent.average) for ascent in ascents])
     reached = int(np.sum(np.abs(ends - best) < TOLERANCE))
     data = {
@@ -81,9 +91,7 @@ def compute(key, fast: bool) -> Outcome:
             reached == NUM_SEEDS,
         ),
     ]
-    settings = (
-        f"Burn-in 50; sweep with {num_chains} chains of {num_samples:,} samples; ascent by Adam 0.1 from h = 8, 16 chains."
-    )
+    settings = f"Burn-in 50; sweep with {num_chains} chains of {num_samples:,} samples; ascent by Adam 0.1 from h = 8, 16 chains."
     return Outcome(data, settings, rows)
 
 
@@ -91,8 +99,11 @@ EXPERIMENT = Experiment(
     name="mixture",
     figure=2,
     title="The most ambiguous observation",
-    shows="Which of three normal components did an observation h come from? Metropolis–Hastings samples the component; the gradient of the"
-    " posterior's entropy, estimated from the chains alone, leads to the h for which it is hardest to say.",
+    shows=(
+        "Which of three normal components did an observation h come from? Metropolis–Hastings samples the component;"
+        " the gradient of the posterior's entropy, estimated from the chains alone, leads to the h for which it is"
+        " hardest to say."
+    ),
     compute=compute,
     draw=draw.figure,
 )

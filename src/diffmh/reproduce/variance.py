@@ -86,8 +86,11 @@ EXPERIMENT = Experiment(
     name="variance",
     figure=5,
     title="Variance against the length of the chain",
-    shows="The variance of the derivative of the posterior's entropy from one chain. The stochastic derivative's falls like 1/N, the score's"
-    " grows. Below the paper's: two-sided weights, eight alternatives at a time, and the covariance estimator, which needs a converged chain.",
+    shows=(
+        "The variance of the derivative of the posterior's entropy from one chain. The stochastic derivative's falls"
+        " like 1/N, the score's grows. Below the paper's: two-sided weights, eight alternatives at a time, and the"
+        " covariance estimator, which needs a converged chain."
+    ),
     compute=compute,
     draw=draw.figure,
 )
