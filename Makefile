@@ -4,7 +4,7 @@ PYTHON ?= python3
 LATEST ?= PYENV_VERSION=3.13.0 python3.13
 RUN = .venv/bin/python
 
-.PHONY: install demo test lint bench test-latest clean
+.PHONY: install demo demo-fast example test lint bench test-latest clean
 
 install: .venv/.installed
 
@@ -22,6 +22,12 @@ install: .venv/.installed
 	touch $@
 
 demo: install
+	.venv/bin/diffmh reproduce
+
+demo-fast: install
+	.venv/bin/diffmh reproduce --fast
+
+example: install
 	$(RUN) examples/mixture.py
 
 test: install

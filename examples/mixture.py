@@ -1,6 +1,6 @@
 """The paper's mixture: at which observation is it hardest to tell which component it came from?
 
-make demo
+make example
 """
 
 import time

@@ -1,5 +1,7 @@
 """The paper's models: their samplers against enumeration, their exact answers against independent ones."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,38 @@ def test_kaufman_against_enumeration(temperature):
     value, slope = derivative(averages, temperature)
     np.testing.assert_allclose(ising.exact(4, temperature), [value[0], value[1], slope[1, 0]], rtol=1e-9)
     np.testing.assert_allclose(slope[0, 0], value[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("size", "theta"), [(2, (1.5, 0.7, 0.3)), (3, (3.0, 1.2, -0.4)), (4, (2.5, 1.0, 0.0))])
+def test_enumeration(size, theta):
+    """Against complex-step derivatives of log Z; without field and at L = 4 against Kaufman."""
+    spins = ising_configurations(size)
+    bonds, field = -ising_energy(spins).astype(float), spins.sum(axis=(1, 2)).astype(float)
+
+    def averages(t):
+        energies = -theta[1] * bonds - theta[2] * field
+        weights = np.exp(-(energies - energies.min()) / t[0])
+        mean, square = (np.sum(weights * f) / np.sum(weights) for f in (energies, energies**2))
+        return np.array([mean, (square - mean**2) / t[0] ** 2])
+
+    value, slope = derivative(averages, theta[0])
+    found = ising.enumerated(size, ising.Parameter(*theta))
+    np.testing.assert_allclose(found, [value[0], value[1], slope[1, 0]], rtol=1e-9)
+    if size == 4:
+        np.testing.assert_allclose(found, ising.exact(4, theta[0]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_enumeration_of_large_lattices_is_refused(size):
+    with pytest.raises(ValueError, match="sizes from 2 to 4"):
+        ising.enumerated(size, 2.0)
+
+
+def test_peak_of_the_heat_capacity():
+    """ESTIMATOR §10: T = 2.332705 with C = 202.163 at L = 12; it scales with the interaction."""
+    peak = ising.peak(12)
+    assert abs(peak - 2.332705) < 1e-6 and abs(ising.exact(12, peak).heat_capacity - 202.163) < 1e-3
+    assert abs(ising.peak(12, 0.5) - peak / 2) < 1e-8
 
 
 @pytest.mark.parametrize("temperature", [0.1, 2.2, 2.269185314213022, 2.3, 50.0])
@@ -99,6 +133,64 @@ def test_checkerboard_sweeps(flip, alternatives):
     )
     found = jnp.stack(list(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(41))), axis=-1)
     assert_unbiased(found, derivative(checkerboard_oracle(3, flip), np.array(theta))[1])
+
+
+def sequential_oracle(size, num_sweeps, flip):
+    """By enumeration: each sweep visits rows and columns in an order drawn anew, so its matrix is the mean over all orders."""
+    spins = ising_configurations(size).astype(float)
+    bonds, field = -ising_energy(spins), spins.sum(axis=(1, 2))
+    orders = list(itertools.permutations(range(size)))
+
+    def mean(theta):
+        temperature, interaction, h = theta
+        log_density = (interaction * bonds + h * field) / temperature
+        observed = np.stack([-interaction * bonds - h * field, field], axis=1)
+
+        def site(row, index):
+            flipped = np.arange(len(spins)) ^ (1 << (size * size - 1 - index))
+            ratio = log_density[flipped] - log_density
+            share = np.where(ratio.real < 0, 1.0, np.where(ratio.real == 0, 0.5, 0.0))
+            move = (1.0 if flip else 0.5) * np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * share * ratio.imag)
+            return row * (1 - move) + (row * move)[..., flipped]
+
+        row = np.zeros(len(spins), complex)
+        row[0] = 1.0
+        total = np.zeros(2, complex)
+        for _ in range(num_sweeps):
+            ends = []
+            for rows, columns in itertools.product(orders, orders):
+                end = row
+                for i, j in itertools.product(rows, columns):
+                    end = site(end, size * i + j)
+                ends.append(end)
+            row = np.mean(ends, axis=0)
+            total += row @ observed
+        return total / num_sweeps
+
+    return mean
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_sequential_sweeps(flip):
+    """The paper's sweep, on 3×3: derivatives with respect to temperature, interaction and field, from a cold start."""
+    theta = ising.Parameter(3.0, 0.9, 0.2)
+    expectation = diffmh.expectation(
+        lambda theta, x: jnp.stack([ising.energy(theta, x), ising.magnetisation(x)]),
+        ising.sequential(3, flip),
+        init=jnp.ones((3, 3), jnp.int8),
+        num_samples=3,
+        num_chains=40_000,
+    )
+    found = jnp.stack(list(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(46))), axis=-1)
+    assert_unbiased(found, derivative(sequential_oracle(3, 3, flip), np.array(theta))[1])
+
+
+def test_moments_from_the_ground_state():
+    """The heat capacity does not depend on the origin of the energy; at low temperature float32 keeps it only from below."""
+    x = ising.spins(jax.random.rademacher(jax.random.key(47), (6, 6), jnp.int8))
+    first, second = ising.excitation_moments(3.0, x)
+    assert first == ising.energy(3.0, x) + 72 and second == first**2
+    assert jax.tree.leaves(ising.excitation_moments(3.0, ising.cold(6))) == [0.0, 0.0]
 
 
 def test_heat_bath_keeps_the_order():

@@ -1,4 +1,4 @@
-"""The README's code runs, in order, as a reader would run it; and what it quotes of `make demo` is what the demo computes."""
+"""The README's code runs, in order, as a reader would run it; and what it quotes of `make example` is what the demo computes."""
 
 import pathlib
 import re
