@@ -18,7 +18,7 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
         capacity.plot(iterations, data[f"{name}_value"], color=colour, lw=0.5, alpha=0.8)
     style.name(temperature, "a) the paper's budget", "iteration", "T")
     style.name(capacity, "b) C on the way", "iteration", "C")
-    style.key(temperature, loc="center left")
+    style.key(temperature, loc="lower left", bbox_to_anchor=(0.0, 0.1))
 
     theta = data["ours_theta"]
     ours.plot(np.arange(len(theta)), theta, color=style.BLUE, lw=1.2, label="iterates")
