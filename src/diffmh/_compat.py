@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import equinox
 import jax
-from jax.core import Tracer
-from jax.extend.core import Literal
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import Literal, Primitive
+from jax.interpreters import batching, mlir
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
@@ -29,3 +33,192 @@ def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
     """Whether `function` uses values, other than its arguments, that an outer `jit`, `grad` or `vmap` is tracing."""
     consts = jax.make_jaxpr(function)(*arguments).consts
     return any(isinstance(const, Tracer) for const in consts)
+
+
+# Programs: a jaxpr with its calls inlined, in terms of our own, so that nothing else reads a jaxpr's parameters.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Variable:
+    """A value's place in a program."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """A literal, or a value that the program closes over."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """Equations in order, from inputs to outputs."""
+
+    inputs: tuple[Variable, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Variable | Constant, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """`body(*constants, *carry, *slice of xs) -> (*carry, *slice of ys)`."""
+
+    body: Program
+    num_constants: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """`condition(*condition constants, *carry)`, `body(*body constants, *carry) -> carry`."""
+
+    condition: Program
+    body: Program
+    num_condition_constants: int
+    num_body_constants: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cond:
+    """`branches[index](*operands)`; the index is the equation's first input."""
+
+    branches: tuple[Program, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation:
+    """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a conditional."""
+
+    primitive: str
+    inputs: tuple[Variable | Constant, ...]
+    outputs: tuple[Variable, ...]
+    params: dict[str, Any]
+    control: Scan | While | Cond | None
+    where: str
+    _equation: Any
+
+    def bind(self, *operands: Any) -> tuple[Any, ...]:
+        """The primitive itself, under whatever transformations the operands are traced by."""
+        primitive = self._equation.primitive
+        outputs = primitive.bind(*operands, **primitive.get_bind_params(self._equation.params))
+        return tuple(outputs) if primitive.multiple_results else (outputs,)
+
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
+
+
+def program(function: Callable[..., Any], *arguments: Any) -> tuple[Program, Any]:
+    """The program that computes the leaves of `function(*arguments)` from the leaves of `arguments`, and the result's form."""
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return _program(closed), shape
+
+
+def _program(closed: Any) -> Program:
+    """A jaxpr as a program of fresh variables; equations that nothing needs are left out."""
+    inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
+    equations: list[Equation] = []
+    outputs = _inline(closed, inputs, equations)
+    needed = {atom for atom in outputs if isinstance(atom, Variable)}
+    kept = []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outputs):
+            kept.append(equation)
+            needed.update(atom for atom in equation.inputs if isinstance(atom, Variable))
+    return Program(inputs, tuple(reversed(kept)), outputs)
+
+
+def _inline(closed: Any, operands: tuple[Any, ...], equations: list[Equation], called_at: str = "") -> tuple[Any, ...]:
+    """Appends the equations of a jaxpr applied to `operands`; returns its outputs."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    names.update(zip(jaxpr.constvars, map(Constant, getattr(closed, "consts", ())), strict=True))
+    look_up = lambda atom: Constant(atom.val) if isinstance(atom, Literal) else names[atom]
+    for equation in jaxpr.eqns:
+        name, inputs = equation.primitive.name, tuple(map(look_up, equation.invars))
+        where = _where(equation) or called_at
+        if name in _CALLS:
+            outputs = _inline(equation.params[_CALLS[name]], inputs, equations, where)
+        else:
+            outputs = tuple(_fresh(variable) for variable in equation.outvars)
+            equations.append(Equation(name, inputs, outputs, equation.params, _control(equation), where, equation))
+        names.update(zip(equation.outvars, outputs, strict=True))
+    return tuple(map(look_up, jaxpr.outvars))
+
+
+def _fresh(variable: Any) -> Variable:
+    return Variable(tuple(variable.aval.shape), variable.aval.dtype)
+
+
+def _control(equation: Any) -> Scan | While | Cond | None:
+    params = equation.params
+    match equation.primitive.name:
+        case "scan":
+            if "num_carry" in params:
+                num_constants, num_carry = params["num_consts"], params["num_carry"]
+            else:
+                num_constants, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+            return Scan(_program(params["jaxpr"]), num_constants, num_carry, params["length"], params["reverse"])
+        case "while":
+            condition, body = _program(params["cond_jaxpr"]), _program(params["body_jaxpr"])
+            return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
+        case "cond":
+            return Cond(tuple(map(_program, params["branches"])))
+        case _:
+            return None
+
+
+def inner_primitives(equation: Equation) -> set[str]:
+    """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp` function."""
+    found: set[str] = set()
+
+    def visit(parameter):
+        if isinstance(parameter, tuple | list):
+            for part in parameter:
+                visit(part)
+        elif hasattr(parameter, "eqns"):
+            for inner in parameter.eqns:
+                found.add(inner.primitive.name)
+                for value in inner.params.values():
+                    visit(value)
+
+    for value in equation.params.values():
+        visit(value)
+    return found
+
+
+_NOT_USER_CODE = tuple(str(pathlib.Path(module.__file__).parent) for module in (jax, equinox)) + (str(pathlib.Path(__file__).parent),)
+
+
+def _where(equation: Any) -> str:
+    """The line of user code that an equation comes from, as far as is known."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith(_NOT_USER_CODE):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return ""
+
+
+def new_primitive(
+    name: str,
+    implementation: Callable[..., Any],
+    abstract: Callable[..., Any],
+    batch: Callable[..., Any],
+) -> Callable[..., list[Any]]:
+    """A primitive with several results: how it is computed, what shapes come out, and how it is batched. Returns its `bind`."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *operands, **params: jax.jit(lambda *xs: implementation(*xs, **params))(*operands))
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
+    batching.primitive_batchers[primitive] = lambda operands, axes, **params: batch(primitive.bind, operands, axes, **params)
+    return primitive.bind
+
+
+def shaped(shape: tuple[int, ...], dtype: Any) -> ShapedArray:
+    """The abstract value of an array."""
+    return ShapedArray(shape, dtype)
