@@ -96,7 +96,7 @@ def _forward(analysis: Analysis, program: Program) -> None:
                 num_condition, num_body = loop.num_condition_constants, loop.num_body_constants
                 carry = loop.body.inputs[num_body:]
                 _flow(analysis, equation.inputs[num_condition:], loop.body.inputs)
-                _flow(analysis, equation.inputs[:num_condition], loop.condition.inputs)
+                _flow(analysis, equation.inputs[:num_condition], loop.condition.inputs[:num_condition])
                 _forward(analysis, loop.body)
                 _flow(analysis, loop.body.outputs, carry)
                 _flow(analysis, carry, loop.condition.inputs[num_condition:])

@@ -15,32 +15,32 @@ from .samplers import SAMPLE
 SMOOTH = set(
     "abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e broadcast_in_dim cbrt cholesky clamp concatenate"
     " conv_general_dilated convert_element_type copy copy_p cos cosh cumlogsumexp cummax cummin cumprod cumsum custom_jvp_call digamma"
-    " div dot_general dynamic_slice dynamic_update_slice erf erf_inv erfc exp exp2 expand_dims expm1 gather igamma igammac integer_pow"
-    " lgamma log log1p logistic lu max min mul neg optimization_barrier pad polygamma pow random_gamma real reduce_max reduce_min"
-    " reduce_precision reduce_prod reduce_sum reduce_window_max reduce_window_min reduce_window_sum regularized_incomplete_beta reshape"
-    " rev rsqrt scatter scatter-add scatter-max scatter-min scatter-mul scatter_add scatter_max scatter_min scatter_mul scatter_mul"
-    " select_n sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh tile top_k transpose triangular_solve unstack"
+    " div dot_general dynamic_slice dynamic_update_slice erf erf_inv erfc exp exp2 expm1 gather igamma igammac integer_pow lgamma log"
+    " log1p log2 logistic lu max min mul name neg one_minus_square optimization_barrier pad polygamma pow random_gamma reduce_max"
+    " reduce_min reduce_precision reduce_prod reduce_sum reduce_window_max reduce_window_min reduce_window_sum"
+    " regularized_incomplete_beta reshape rev rsqrt scatter scatter-add scatter-max scatter-min scatter-mul select_n sin sinh slice split"
+    " sqrt square squeeze stack stop_gradient sub tan tanh tile top_k transpose triangular_solve unstack"
     f" {LINEAR}".split()
 )
 
 # Steps: the tangent is that of the pieces (often zero). Refused on a continuous random value, where the jumps have a derivative too.
-JUMPS = set("argmax argmin ceil eq floor ge gt le lt ne rem round sign sort".split())
+JUMPS = set("argmax argmin ceil eq eq_to floor ge gt le le_to lt lt_to ne rem round sign sort".split())
 
 # Never differentiated; alternative by evaluation.
 EVALUATED = set(
-    "and argsort bitcast_convert_type clz empty iota is_finite nextafter not or population_count random_bits random_clone random_fold_in"
+    "and bitcast_convert_type clz empty2 iota is_finite nextafter not or population_count random_bits random_clone random_fold_in"
     " random_seed random_split random_unwrap random_wrap reduce_and reduce_or reduce_xor shift_left shift_right_arithmetic"
     f" shift_right_logical threefry2x32 xor {SAMPLE} {PROPOSE}".split()
 )
 
 # Linear in all operands together; in the first, the others fixed; in each, the other fixed; in the cases, the choice fixed.
 LINEAR_IN_ALL = set(
-    "add add_any broadcast_in_dim concatenate convert_element_type copy copy_p cumsum expand_dims neg optimization_barrier pad real"
-    f" reduce_sum reduce_window_sum reshape rev slice split squeeze sub tile transpose unstack {LINEAR}".split()
+    "add add_any broadcast_in_dim concatenate convert_element_type copy copy_p cumsum name neg optimization_barrier pad"
+    f" reduce_sum reduce_window_sum reshape rev slice split squeeze stack sub tile transpose unstack {LINEAR}".split()
 )
 LINEAR_IN_FIRST = {"div", "dynamic_slice", "gather"}
 BILINEAR = {"mul", "dot_general"}
-LINEAR_IN_VALUES = {"scatter-add": (0, 2), "scatter_add": (0, 2), "scatter": (0, 2), "dynamic_update_slice": (0, 1)}
+LINEAR_IN_VALUES = {"scatter-add": (0, 2), "scatter": (0, 2), "dynamic_update_slice": (0, 1)}
 
 
 def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
