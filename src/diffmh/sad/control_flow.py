@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compat import Cond, Equation, Program, Scan, Variable, While
+from .._compat import Cond, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
-from .values import Value, World, bank, differs_in_slots, drop_recoupled, forget, select_slots, settle, weighted
+from .values import Value, World, differs_in_slots, drop_recoupled, forget, pin, select_slots, settle, weighted
 
 
 def conform(world: World, value: Value, tangent: bool, alternative: bool) -> Value:
@@ -71,6 +71,7 @@ def scan(analysis: Analysis, world: World, equation: Equation, operands: Sequenc
     edge = num_constants + num_carry
     carry_variables, bank_outputs = body.inputs[num_constants:edge], _scan_banks(analysis, equation, loop)
     constants, xs = operands[:num_constants], [_first(value) for value in operands[edge:]]
+    world = pin(world, [*constants, *operands[edge:]])
     init = _like(analysis, world, carry_variables, operands[num_constants:edge])
     branching, entry = equation in analysis.branching, world.births
     branched_ys = [analysis.has_alternative(variable) for variable in equation.outputs[num_carry:]]
@@ -138,6 +139,7 @@ def while_loop(analysis: Analysis, world: World, equation: Equation, operands: S
     accumulated = [apart and variable in analysis.accumulated for variable in equation.outputs]
     branching, entry = equation in analysis.branching, world.births
     condition_constants, body_constants = operands[:num_condition], operands[num_condition : num_condition + num_body]
+    world = pin(world, [*condition_constants, *body_constants])
     tangents = [analysis.has_tangent(variable) for variable in equation.outputs]
     slots = [apart and not flag if apart else analysis.has_alternative(v) for flag, v in zip(accumulated, carry_variables, strict=True)]
     like = lambda world, values: [conform(world, *parts) for parts in zip(values, tangents, slots, strict=True)]
@@ -245,10 +247,9 @@ def _every_branch(analysis, world, equation, branches, index, inputs, key, branc
     for number, branch in enumerate(branches):
         chosen = index.primal == number
         within = world.replace(running=chosen if entry.running is None else chosen & entry.running)
-        # The index and what the other branches led to matter as long as the choice between them has not been made.
-        others = dict(enumerate([index, *results]))
-        within = within.replace(pinned=jnp.where(_any_differs(others.values()), within.births, within.pinned))
         current = _forget_all(within, entry.births, inputs) if branching else list(inputs)
+        # What the other branches take and led to matters as long as the choice between them has not been made.
+        within = pin(within, [index, *current, *results])
         after, outputs = _run_branch(analysis, within, equation, branch, current, jax.random.fold_in(key, number), branching, bank_outputs)
         if branching:
             replaced = after.births != world.births
@@ -260,16 +261,8 @@ def _every_branch(analysis, world, equation, branches, index, inputs, key, branc
     return world.replace(births=world.births if branching else entry.births), chosen
 
 
-def _any_differs(values):
-    found = jnp.zeros((), bool)
-    for value in values:
-        found = found | differs_in_slots(value)
-    return found
-
-
 def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
     """`column[index]`, by each alternative's own index."""
-    pick = lambda index, cases: jax.lax.select_n(jnp.broadcast_to(index, cases[0].shape), *cases) if len(cases) > 1 else cases[0]
     primal = _select(index.primal, [value.primal for value in column])
     tangent = None
     if any(value.tangent is not None for value in column):

@@ -35,8 +35,8 @@ def evaluate(
             world, values = settle(world, values)
         operands = [_read(world, values, *slot) for slot in zip(equation.inputs, analysis.banks(equation), strict=True)]
         lasting = {variable: value for variable, value in values.items() if last_use.get(variable, -1) > index}
-        within = world if equation.control is None else pin(world, lasting.values())
-        after, outputs = RULES[equation.primitive](analysis, within, equation, operands)
+        within = pin(world, lasting.values()) if equation.control is not None and equation in analysis.branching else world
+        after, outputs = rule(equation)(analysis, within, equation, operands)
         if after.births is not world.births:
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
@@ -44,6 +44,11 @@ def evaluate(
         named = zip(equation.outputs, outputs, strict=True)
         values = lasting | {name: bank(world, value) if name in analysis.linear else value for name, value in named}
     return world, [_read(world, values, atom, flag) for atom, flag in zip(program.outputs, bank_outputs, strict=True)]
+
+
+def rule(equation: Equation) -> Rule:
+    """What has no rule of its own has passed the refusals: nothing that it depends on has a tangent or an alternative."""
+    return RULES.get(equation.primitive, RULES["add"])
 
 
 def _read(world: World, values: dict[Variable, Value], atom: Atom, linearly: bool) -> Value:

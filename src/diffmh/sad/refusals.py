@@ -17,8 +17,19 @@ def refuse(analysis: Analysis, program: Program) -> None:
     for equation in program.equations:
         for inner in _inner_programs(equation):
             refuse(analysis, inner)
+        if isinstance(equation.control, _compat.While):
+            _refuse_condition(analysis, equation.control)
         if equation.control is None:
             _refuse_primitive(analysis, equation)
+
+
+def _refuse_condition(analysis: Analysis, loop: _compat.While) -> None:
+    for equation in loop.condition.equations:
+        if equation in analysis.branching:
+            raise NotDifferentiable(
+                f"A draw whose distribution depends on theta in the condition of a `while_loop`{_at(equation)}: draw in the body, and"
+                " carry the decision to the condition."
+            )
 
 
 def _inner_programs(equation: Equation) -> tuple[Program, ...]:
@@ -39,8 +50,8 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
         raise NotDifferentiable(f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it.")
     if name == LINEAR and equation.outputs[0] not in analysis.linear:
         raise NotDifferentiable(
-            f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result linearly, but it doesn't{_culprit(analysis)}:"
-            " take the marker away."
+            f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result linearly, but it doesn't: take the marker"
+            " away, or mark the last value that does."
         )
     if not moving and not branched:
         return
@@ -74,10 +85,6 @@ def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
                 f"`sad.propose`{_at(equation)}: the {name} depends on theta{' or on a draw' * (name == 'proposal')}, which has no rule."
                 " Propose from a distribution that is free of theta, and let the accept decision depend on it."
             )
-
-
-def _culprit(analysis: Analysis) -> str:
-    return ""
 
 
 def _at(equation: Equation) -> str:

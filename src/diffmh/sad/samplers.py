@@ -99,15 +99,22 @@ def _up_or_down(value: Array, up: Array, down: Array) -> list[tuple[Array, Array
     return [(value + 1, up), (value - 1, down)]
 
 
+def _within(parameter: Array, tangent: Array, most: float) -> Array:
+    """The tangent of a parameter that counts as the nearer end of [0, most] beyond it."""
+    return jnp.where((parameter < 0) | (parameter > most), 0.0, tangent)
+
+
 # Boundary between k and k+1, with δ_k = −∂F(k) the flow across it: w(k → k+1) = δ_k/(p_k + p_{k+1}) = −w(k+1 → k).
 
 
 def _bernoulli_flips(value, parameters, tangents):
-    return [(~value, jnp.where(value, -tangents[0], tangents[0]))]
+    derivative = _within(parameters[0], tangents[0], 1.0)
+    return [(~value, jnp.where(value, -derivative, derivative))]
 
 
 def _binomial_flips(value, parameters, tangents):
     n, p = parameters
+    derivative, p = _within(p, tangents[1], 1.0), jnp.clip(p, 0.0, 1.0)
     k = value.astype(p.dtype)
 
     def across(k):
@@ -116,15 +123,16 @@ def _binomial_flips(value, parameters, tangents):
         denominator = jnp.where(inside, (k + 1) * (1 - p) + (n - k) * p, 1.0)
         return jnp.where(inside, (n - k) * (k + 1) / denominator, 0.0)
 
-    return _up_or_down(value, across(k) * tangents[1], -across(k - 1) * tangents[1])
+    return _up_or_down(value, across(k) * derivative, -across(k - 1) * derivative)
 
 
 def _poisson_flips(value, parameters, tangents):
     (rate,) = parameters
+    derivative, rate = _within(rate, tangents[0], jnp.inf), jnp.maximum(rate, 0.0)
     k = value.astype(rate.dtype)
     # δ_k = p_k, p_{k+1}/p_k = λ/(k+1).
     across = lambda k: (k + 1) / (k + 1 + jnp.where(k < 0, 1.0, rate))
-    return _up_or_down(value, across(k) * tangents[0], -across(k - 1) * tangents[0])
+    return _up_or_down(value, across(k) * derivative, -across(k - 1) * derivative)
 
 
 def _geometric_flips(value, parameters, tangents):
@@ -177,6 +185,7 @@ def _invert_binomial(uniform, n, p):
 
 
 def _invert_poisson(uniform, rate):
+    rate = jnp.maximum(rate, 0.0)
     mode = jnp.floor(rate)
     log_mass = lambda k: xlogy(k, rate) - rate - gammaln(k + 1)
     below = gammaincc(mode + 1, rate)

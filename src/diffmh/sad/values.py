@@ -76,13 +76,15 @@ class World(eqx.Module):
 
     @property
     def alive(self) -> Bool[Array, "K"]:
-        return alternatives.norm(self.weight.T) > 0
+        """NaN counts as alive: a derivative that is not a number must be seen, not dropped."""
+        return alternatives.norm(self.weight.T) != 0
 
     def replace(self, **changes: Any) -> World:
         return dataclasses.replace(self, **changes)
 
     def uniform(self) -> tuple[World, Float[Array, ""]]:
         """A uniform that the program itself has no part in."""
+        assert self.taken < self.uniforms.shape[0], "more uniforms were taken than foreseen"
         return self.replace(taken=self.taken + 1), self.uniforms[self.taken]
 
     def spawn(self) -> tuple[World, Key[Array, ""]]:
@@ -115,7 +117,7 @@ def bank(world: World, value: Value) -> Value:
         tangent = tangent + weighted(world.weight, world.alive, value.alternative - value.primal)
     if value.pending is not None and world.pending is not None:
         weight = world.pending[None]
-        tangent = tangent + weighted(weight, alternatives.norm(weight.T) > 0, (value.pending - value.primal)[None])
+        tangent = tangent + weighted(weight, alternatives.norm(weight.T) != 0, (value.pending - value.primal)[None])
     return Value(value.primal, tangent)
 
 
@@ -135,6 +137,7 @@ def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Val
     score = jnp.where(differs, alternatives.norm(world.pending), 0.0)
     world, uniform = world.uniform()
     weight, replaced = alternatives.compete(world.weight, world.pending, score, uniform)
+    weight = jnp.where(jnp.isnan(score), jnp.nan, weight)
     settled = {name: value if not value.branched else _give_away(world, value, replaced) for name, value in values.items()}
     return world.replace(weight=weight, births=world.births + replaced, pending=None), settled
 
@@ -147,7 +150,8 @@ def _give_away(world: World, value: Value, replaced: Bool[Array, "K"]) -> Value:
 
 def drop_recoupled(world: World, values: Iterable[Value]) -> World:
     """Alternatives that agree with the primal in everything that still matters will do so for ever: their weight becomes 0."""
-    alive = functools.reduce(jnp.logical_or, map(differs_in_slots, values), world.pinned == world.births)
+    kept = (world.pinned == world.births) | jnp.isnan(alternatives.norm(world.weight.T))
+    alive = functools.reduce(jnp.logical_or, map(differs_in_slots, values), kept)
     return world.replace(weight=jnp.where(alive[:, None], world.weight, 0.0))
 
 
