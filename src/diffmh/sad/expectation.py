@@ -53,7 +53,7 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
 
     def expected(theta, key=None, *args):
         theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
-        flat, unflatten = _flattened(program, theta, key, args)
+        flat, unflatten = flattened(program, theta, key, args)
         value, jacobian = flat, eqx.Partial(value_and_jacobian, flat, num_slots)
         if _compat.closes_over_tracers(flat, theta, key, args):
             value = eqx.filter_closure_convert(value, theta, key, args)
@@ -63,7 +63,7 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
     return expected
 
 
-def _flattened(program, theta, key, args):
+def flattened(program, theta, key, args):
     """The program with its result as one vector of floats, and how to put it into its own form again."""
     shape = jax.eval_shape(lambda theta, key, args: _trees.strong(program(theta, key, *args)), theta, key, args)
     as_float = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
