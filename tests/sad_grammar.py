@@ -99,11 +99,10 @@ class Traced:
     zero = jnp.zeros((), jnp.int32)
 
     def __init__(self, key):
-        self.key = key
+        self.keys = iter(jax.random.split(key, 8))
 
     def next_key(self):
-        self.key, key = jax.random.split(self.key)
-        return key
+        return next(self.keys)
 
     sigmoid = staticmethod(jax.nn.sigmoid)
     squash = staticmethod(jnp.tanh)

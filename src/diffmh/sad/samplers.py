@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import betainc, gammaincc, gammaln, xlog1py, xlogy
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .. import _compat, _validate
@@ -155,41 +154,37 @@ def _categorical_flips(value, parameters, tangents):
     return [(jnp.asarray(j), jnp.where(value == j, 0.0, potential[j] - potential[value])) for j in range(n)]
 
 
-def _walk(uniform: Array, mode: Array, below: Array, log_mass: Callable[[Array], Array], least: Array, most: Array) -> Array:
-    """The smallest k with `F(k) > U`, by walking from the mode, at which `F = below`; about √variance steps."""
-    mass = lambda k: jnp.exp(log_mass(k))
+def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array], Array]) -> Array:
+    """The smallest k with `F(k) > U`, by adding up masses from six standard deviations below the mean; `ratio(k)` is p_{k+1}/p_k.
 
-    def down(state):
-        k, cdf = state
-        return k - 1, cdf - mass(k)
+    What lies below weighs e⁻¹⁸ at most; beyond the mode, masses that no longer change the sum end it. The first mass counts as 1 and
+    the sum is normalised: in float32, masses of large counts are known to few digits, but their ratios to all.
+    """
+    start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0)
+    first = (start, jnp.ones_like(start), jnp.ones_like(start))
 
-    def up(state):
-        k, cdf = state
-        return k + 1, cdf + mass(k + 1)
+    def step(state):
+        k, mass, total = state
+        mass = mass * ratio(k)
+        return k + 1, mass, total + mass
 
-    # F(k − 1) > U is known only from F(k) − p_k, and beyond rounding the upper tail adds nothing.
-    go_down = lambda state: (state[0] > least) & (uniform < state[1] - mass(state[0]))
-    go_up = lambda state: (state[0] < most) & (uniform >= state[1]) & (mass(state[0] + 1) > jnp.finfo(below.dtype).eps * 1e-3)
-    lowest = jax.lax.while_loop(go_down, down, (mode, below))
-    return jax.lax.while_loop(go_up, up, lowest)[0]
+    def matters(state):
+        k, mass, total = state
+        return (ratio(k) >= 1) | (mass * ratio(k) > 1e-3 * jnp.finfo(total.dtype).eps * total)
+
+    _, _, total = jax.lax.while_loop(matters, step, first)
+    return jax.lax.while_loop(lambda state: (uniform * total >= state[2]) & matters(state), step, first)[0]
 
 
 def _invert_binomial(uniform, n, p):
-    p = jnp.clip(p, 0.0, 1.0)
-    size = n.astype(p.dtype)
-    mode = jnp.clip(jnp.floor((size + 1) * p), 0.0, size)
-    choose = lambda k: gammaln(size + 1) - gammaln(k + 1) - gammaln(size - k + 1)
-    log_mass = lambda k: choose(k) + xlogy(k, p) + xlog1py(size - k, -p)
-    below = jnp.where(mode >= size, 1.0, betainc(jnp.maximum(size - mode, 0.5), mode + 1, 1 - p))
-    return _walk(uniform, mode, below, log_mass, jnp.zeros_like(size), size).astype(n.dtype)
+    p, size = jnp.clip(p, 0.0, 1.0), n.astype(p.dtype)
+    ratio = lambda k: jnp.where(k < size, (size - k) * p / ((k + 1) * jnp.where(p < 1, 1 - p, 1.0)), 0.0)
+    return _walk(uniform, size * p, size * p * (1 - p), ratio).astype(n.dtype)
 
 
 def _invert_poisson(uniform, rate):
     rate = jnp.maximum(rate, 0.0)
-    mode = jnp.floor(rate)
-    log_mass = lambda k: xlogy(k, rate) - rate - gammaln(k + 1)
-    below = gammaincc(mode + 1, rate)
-    return _walk(uniform, mode, below, log_mass, jnp.zeros_like(rate), jnp.full_like(rate, jnp.inf)).astype(jnp.int32)
+    return _walk(uniform, rate, rate, lambda k: rate / (k + 1)).astype(jnp.int32)
 
 
 def _invert_geometric(uniform, p):
