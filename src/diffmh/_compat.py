@@ -118,11 +118,11 @@ def program(function: Callable[..., Any], *arguments: Any) -> tuple[Program, Any
     return _program(closed), shape
 
 
-def _program(closed: Any) -> Program:
+def _program(closed: Any, called_at: str = "") -> Program:
     """A jaxpr as a program of fresh variables; equations that nothing needs are left out."""
     inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
     equations: list[Equation] = []
-    outputs = _inline(closed, inputs, equations)
+    outputs = _inline(closed, inputs, equations, called_at)
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
     kept = []
     for equation in reversed(equations):
@@ -132,7 +132,7 @@ def _program(closed: Any) -> Program:
     return Program(inputs, tuple(reversed(kept)), outputs)
 
 
-def _inline(closed: Any, operands: tuple[Any, ...], equations: list[Equation], called_at: str = "") -> tuple[Any, ...]:
+def _inline(closed: Any, operands: tuple[Any, ...], equations: list[Equation], called_at: str) -> tuple[Any, ...]:
     """Appends the equations of a jaxpr applied to `operands`; returns its outputs."""
     jaxpr = getattr(closed, "jaxpr", closed)
     names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
@@ -145,7 +145,7 @@ def _inline(closed: Any, operands: tuple[Any, ...], equations: list[Equation], c
             outputs = _inline(equation.params[_CALLS[name]], inputs, equations, where)
         else:
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
-            equations.append(Equation(name, inputs, outputs, equation.params, _control(equation), where, equation))
+            equations.append(Equation(name, inputs, outputs, equation.params, _control(equation, where), where, equation))
         names.update(zip(equation.outvars, outputs, strict=True))
     return tuple(map(look_up, jaxpr.outvars))
 
@@ -154,7 +154,7 @@ def _fresh(variable: Any) -> Variable:
     return Variable(tuple(variable.aval.shape), variable.aval.dtype)
 
 
-def _control(equation: Any) -> Scan | While | Cond | None:
+def _control(equation: Any, where: str) -> Scan | While | Cond | None:
     params = equation.params
     match equation.primitive.name:
         case "scan":
@@ -162,12 +162,12 @@ def _control(equation: Any) -> Scan | While | Cond | None:
                 num_constants, num_carry = params["num_consts"], params["num_carry"]
             else:
                 num_constants, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
-            return Scan(_program(params["jaxpr"]), num_constants, num_carry, params["length"], params["reverse"])
+            return Scan(_program(params["jaxpr"], where), num_constants, num_carry, params["length"], params["reverse"])
         case "while":
-            condition, body = _program(params["cond_jaxpr"]), _program(params["body_jaxpr"])
+            condition, body = _program(params["cond_jaxpr"], where), _program(params["body_jaxpr"], where)
             return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
         case "cond":
-            return Cond(tuple(map(_program, params["branches"])))
+            return Cond(tuple(_program(branch, where) for branch in params["branches"]))
         case _:
             return None
 

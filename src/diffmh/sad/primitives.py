@@ -14,8 +14,8 @@ from .samplers import SAMPLE
 # Tangent by JAX's own JVP, alternative by evaluation. Continuous functions, differentiable almost everywhere.
 SMOOTH = set(
     "abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e broadcast_in_dim cbrt cholesky clamp concatenate"
-    " conv_general_dilated convert_element_type copy copy_p cos cosh cumlogsumexp cummax cummin cumprod cumsum custom_jvp_call digamma"
-    " div dot_general dynamic_slice dynamic_update_slice erf erf_inv erfc exp exp2 expm1 gather igamma igammac integer_pow lgamma log"
+    " conv_general_dilated convert_element_type copy copy_p cos cosh cumlogsumexp cummax cummin cumprod cumsum custom_jvp_call"
+    " custom_linear_solve digamma div dot_general dynamic_slice dynamic_update_slice erf erf_inv erfc exp exp2 expm1 gather igamma igammac integer_pow lgamma log"
     " log1p log2 logistic lu max min mul name neg one_minus_square optimization_barrier pad polygamma pow random_gamma reduce_max"
     " reduce_min reduce_precision reduce_prod reduce_sum reduce_window_max reduce_window_min reduce_window_sum"
     " regularized_incomplete_beta reshape rev rsqrt scatter scatter-add scatter-max scatter-min scatter-mul select_n sin sinh slice split"

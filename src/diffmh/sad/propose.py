@@ -26,18 +26,18 @@ class Form:
     static: Any
 
     def unflatten(self, operands):
-        """`key, (proposal, coupling), noise, coupling noise, x`."""
-        key, arrays, noise, coupling_noise, x = jax.tree.unflatten(self.structure, operands)
-        return key, eqx.combine(arrays, self.static), noise, coupling_noise, x
+        """`(proposal, coupling), noise, coupling noise, x`."""
+        _, arrays, noise, coupling_noise, x = jax.tree.unflatten(self.structure, operands)
+        return eqx.combine(arrays, self.static), _settled(noise), coupling_noise, x
 
     def propose(self, *operands):
         """`x'`, flat."""
-        _, (proposal, _), noise, _, x = self.unflatten(operands)
+        (proposal, _), noise, _, x = self.unflatten(operands)
         return jax.tree.leaves(_settled(proposals.move(proposal, x, noise)))
 
     def couple(self, x_new, operands, alternative_x):
         """`y'` beside `x'`, flat."""
-        _, (proposal, coupling), noise, coupling_noise, x = self.unflatten(operands)
+        (proposal, coupling), noise, coupling_noise, x = self.unflatten(operands)
         like_x = lambda leaves: jax.tree.unflatten(jax.tree.structure(x), leaves)
         y, x_new = like_x(alternative_x), like_x(x_new)
         return jax.tree.leaves(couplings.couple(coupling, proposal, x, x_new, y, noise, coupling_noise))
@@ -59,7 +59,7 @@ def propose(key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, 
     couplings.refuse_mismatch(chosen, proposal)
     key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-    noise = _settled(first(proposals.draw(proposal, key, x, 1)))
+    noise = first(proposals.draw(proposal, key, x, 1))
     coupling_noise = first(couplings.draw(chosen, proposal, key, x, 1))
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
     parts = (key, arrays, noise, coupling_noise, x)
