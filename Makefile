@@ -34,6 +34,7 @@ lint: .venv/.lint
 
 bench: .venv/.bench
 	$(RUN) benchmarks/core.py
+	$(RUN) benchmarks/sad.py
 
 .venv-latest/.installed: pyproject.toml
 	$(LATEST) -m venv .venv-latest

@@ -6,6 +6,7 @@ branches and loops. `Traced` runs it in JAX; `Enumerated` runs it once for every
 
 from __future__ import annotations
 
+import cmath
 import math
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from diffmh import sad
 
-TABLE = np.array([0.5, -1.2, 2.0, 0.9], np.float32).astype(float)
+TABLE = [0.5, -1.25, 2.0, 0.875]
 
 
 class Statement(NamedTuple):
@@ -35,9 +36,9 @@ _scan = st.builds(lambda n, a: Statement("scan", n, a), _numbers, _short)
 programs = st.builds(
     lambda first, middle, block, last: (first, *middle, block, *last),
     _draw,
-    st.lists(_simple, min_size=1, max_size=3),
+    st.lists(_simple, min_size=0, max_size=2),
     st.one_of(_cond, _scan),
-    st.lists(_simple, min_size=1, max_size=2),
+    st.lists(_simple, min_size=1, max_size=1),
 )
 
 
@@ -139,8 +140,8 @@ class Enumerated:
     def __init__(self, path):
         self.path, self.taken, self.probability = path, [], 1.0 + 0j
 
-    sigmoid = staticmethod(lambda x: 1 / (1 + np.exp(-x)))
-    squash = staticmethod(np.tanh)
+    sigmoid = staticmethod(lambda x: 1 / (1 + cmath.exp(-x)))
+    squash = staticmethod(cmath.tanh)
     where = staticmethod(lambda condition, a, b: a if condition else b)
 
     def real(self, i):
@@ -162,8 +163,8 @@ class Enumerated:
         return self.outcome([math.comb(2, k) * p**k * (1 - p) ** (2 - k) for k in range(3)])
 
     def categorical(self, logits):
-        weights = np.exp(np.array(logits))
-        return self.outcome(list(weights / weights.sum()))
+        weights = [cmath.exp(logit) for logit in logits]
+        return self.outcome([weight / sum(weights) for weight in weights])
 
     def cond(self, condition, yes, no):
         return (yes if condition else no)(self)
@@ -179,6 +180,7 @@ class Enumerated:
 def exact_mean(program, theta):
     """`E` over all ways in which the draws can come out."""
     path: list[int] | None = []
+    theta = [complex(value) for value in theta]
     total = 0.0 + 0j
     while path is not None:
         backend = Enumerated(path)

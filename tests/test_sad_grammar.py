@@ -6,14 +6,13 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from oracles import derivative
 from sad_grammar import Traced, exact_mean, programs, run
+from sad_runs import QUICK
 from statistics_ import assert_unbiased
 
 from diffmh import sad
 
 THETA = np.array([0.3, -0.4])
 RUNS = 4_000
-# The least that is compiled runs as fast as it needs to.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 seen = set()
 
 
