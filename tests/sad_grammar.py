@@ -1,7 +1,8 @@
 """Random small programs: one text, read by `sad` and by an enumeration of all random choices.
 
 A program is a list of statements over two growing lists of variables, integers and floats. It draws, computes, indexes, chooses,
-branches and loops. `Traced` runs it in JAX; `Enumerated` runs it once for every way in which its draws can come out, in complex numbers.
+branches and loops. `Traced` runs it in JAX; `Enumerated` runs it once for every way in which its draws can come out, in complex
+numbers.
 """
 
 from __future__ import annotations

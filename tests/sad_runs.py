@@ -8,7 +8,6 @@ from jax.flatten_util import ravel_pytree
 
 from diffmh import sad
 
-
 # Compiling takes longer than running.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

@@ -109,7 +109,14 @@ class Equation:
         return tuple(outputs) if primitive.multiple_results else (outputs,)
 
 
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr"}
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
 
 
 def program(function: Callable[..., Any], *arguments: Any) -> tuple[Program, Any]:
@@ -191,7 +198,7 @@ def inner_primitives(equation: Equation) -> set[str]:
     return found
 
 
-_NOT_USER_CODE = tuple(str(pathlib.Path(module.__file__).parent) for module in (jax, equinox)) + (str(pathlib.Path(__file__).parent),)
+_NOT_USER_CODE = tuple(str(pathlib.Path(file).parent) for file in (jax.__file__, equinox.__file__, __file__) if file)
 
 
 def _where(equation: Any) -> str:

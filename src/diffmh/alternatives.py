@@ -90,7 +90,7 @@ def prune(
 def compete(
     weight: Float[Array, "K P"], new_weight: Float[Array, "P"], new_score: Float[Array, ""], uniform: Float[Array, ""]
 ) -> tuple[Float[Array, "K P"], Bool[Array, "K"]]:
-    """Keeps the lightest alternative or the new one, in proportion to their scores. The weights, and which slot is the new one's."""
+    """Keeps the lightest alternative or the new one, in proportion to their scores: the weights, and the new one's slot."""
     scores = norm(weight.T)
     slot, old_score = _lightest(scores)
     total = new_score + old_score

@@ -105,7 +105,8 @@ def _forward(analysis: Analysis, program: Program) -> None:
                 if analysis.stops_apart(loop):
                     analysis.branched.update(carry)
                 inner = (loop.body, loop.condition)
-            case Cond(branches=branches):
+            case Cond() as choice:
+                branches = choice.branches
                 for branch in branches:
                     _flow(analysis, equation.inputs[1:], branch.inputs)
                     _forward(analysis, branch)
@@ -164,6 +165,7 @@ def _collect(analysis, program, variables, uses, accumulators) -> None:
     nonlinear = (None,)
     for equation in program.equations:
         variables.update(equation.outputs)
+        inner: tuple[Program, ...] = ()
         match equation.control:
             case Scan() as loop:
                 carry = loop.body.inputs[loop.num_constants : loop.num_constants + loop.num_carry]
@@ -191,7 +193,8 @@ def _collect(analysis, program, variables, uses, accumulators) -> None:
                     uses.extend((variable, (other,)) for variable, other in zip(carry, seen, strict=True))
                     _collect_carry(uses, loop.body.outputs, carry, equation.outputs)
                 inner = (loop.body, loop.condition)
-            case Cond(branches=branches):
+            case Cond() as choice:
+                branches = choice.branches
                 uses.append((equation.inputs[0], nonlinear))
                 fixed = equation.inputs[0] not in analysis.branched
                 for branch in branches:

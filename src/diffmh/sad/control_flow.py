@@ -64,7 +64,9 @@ def _first(value: Value) -> Value:
 
 
 def scan(analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]) -> tuple[World, list[Value]]:
-    """`lax.scan` over values and world. What leaves an iteration is that iteration's; it is kept for the alternatives that live on."""
+    """`lax.scan` over values and world. What leaves an iteration is that iteration's; it is kept for the alternatives that live
+    on.
+    """
     loop = equation.control
     assert isinstance(loop, Scan)
     body, num_constants, num_carry = loop.body, loop.num_constants, loop.num_carry
@@ -128,7 +130,8 @@ def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
 def while_loop(analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]) -> tuple[World, list[Value]]:
     """`lax.while_loop` until the primal and every living alternative have stopped, each frozen where it did.
 
-    Where they may stop apart, a value that is only added to is banked at the end of each iteration, `W (term in the alternative, if it
+    Where they may stop apart, a value that is only added to is banked at the end of each iteration, `W (term in the alternative,
+    if it
     still runs − term of the primal, if it does)`; alternatives are born only while the primal runs.
     """
     loop = equation.control
@@ -141,7 +144,9 @@ def while_loop(analysis: Analysis, world: World, equation: Equation, operands: S
     condition_constants, body_constants = operands[:num_condition], operands[num_condition : num_condition + num_body]
     world = pin(world, [*condition_constants, *body_constants])
     tangents = [analysis.has_tangent(variable) for variable in equation.outputs]
-    slots = [apart and not flag if apart else analysis.has_alternative(v) for flag, v in zip(accumulated, carry_variables, strict=True)]
+    slots = [
+        apart and not flag if apart else analysis.has_alternative(v) for flag, v in zip(accumulated, carry_variables, strict=True)
+    ]
     like = lambda world, values: [conform(world, *parts) for parts in zip(values, tangents, slots, strict=True)]
     init = like(world, operands[num_condition + num_body :])
     bank_outputs = [not apart and variable in analysis.linear for variable in carry_variables]
@@ -166,8 +171,8 @@ def while_loop(analysis: Analysis, world: World, equation: Equation, operands: S
     def step(state):
         values, weight, births, count = state
         within = _inner(world.replace(weight=weight, births=births), *_chance(analysis, loop.body, jax.random.fold_in(key, count)))
+        runs, slots_run = unfinished(within, values) if apart else (jnp.array(True), jnp.ones(within.num_slots, bool))
         if apart:
-            runs, slots_run = unfinished(within, values)
             # One that has stopped stays as it is, whatever the body would make of it: it may not be compared until the end.
             pinned = jnp.where(slots_run & runs, within.pinned, within.births)
             was_running = within.running
@@ -192,7 +197,7 @@ def while_loop(analysis: Analysis, world: World, equation: Equation, operands: S
 def _frozen(world: World, old: Value, new: Value, runs: Any, slots_run: Any, accumulated: bool) -> Value:
     """The next state of a carried value: of those that run, the new one; of those that stopped, the old."""
     choose = lambda a, b: jnp.where(runs, a, b)
-    tangent = None
+    tangent: Any = None
     if old.tangent is not None:
         tangent = choose(new.tangents(world.num_parameters, world.weight.dtype), old.tangent)
     primal = choose(new.primal, old.primal)
@@ -250,7 +255,9 @@ def _every_branch(analysis, world, equation, branches, index, inputs, key, branc
         current = _forget_all(within, entry.births, inputs) if branching else list(inputs)
         # What the other branches take and led to matters as long as the choice between them has not been made.
         within = pin(within, [index, *current, *results])
-        after, outputs = _run_branch(analysis, within, equation, branch, current, jax.random.fold_in(key, number), branching, bank_outputs)
+        after, outputs = _run_branch(
+            analysis, within, equation, branch, current, jax.random.fold_in(key, number), branching, bank_outputs
+        )
         if branching:
             replaced = after.births != world.births
             index, results = forget(index, replaced), [forget(value, replaced) for value in results]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -75,7 +74,9 @@ def flattened(program, theta, key, args):
     return flat, unflatten
 
 
-def value_and_jacobian(flat, num_slots: int, theta: PyTree, key: Key[Array, ""], args) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
+def value_and_jacobian(
+    flat, num_slots: int, theta: PyTree, key: Key[Array, ""], args
+) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
     """One run: the value, and an unbiased estimate of the derivative of its expectation."""
     leaves, structure = jax.tree.flatten(theta)
     rest, rest_structure = jax.tree.flatten((key, args))
@@ -88,7 +89,9 @@ def value_and_jacobian(flat, num_slots: int, theta: PyTree, key: Key[Array, ""],
     refuse(analysis, program)
     directions, unravel = ravel_pytree(theta)
     basis = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(jnp.eye(directions.size, dtype=directions.dtype))
-    inputs = [Value(leaf, tangent) for leaf, tangent in zip(leaves, basis, strict=True)] + [Value(jnp.asarray(leaf)) for leaf in rest]
+    inputs = [Value(leaf, tangent) for leaf, tangent in zip(leaves, basis, strict=True)] + [
+        Value(jnp.asarray(leaf)) for leaf in rest
+    ]
     world = no_alternatives(
         num_slots, directions.size, directions.dtype, jax.random.fold_in(key, _PRUNE), analysis.num_uniforms(program)
     )
@@ -129,5 +132,6 @@ def _once_differentiable(jacobian, theta, key, args):
 @_once_differentiable.def_jvp
 def _refuse_second_derivative(primals, tangents):
     raise NotDifferentiable(
-        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh estimates first derivatives only."
+        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh estimates first"
+        " derivatives only."
     )

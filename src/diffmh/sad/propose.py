@@ -87,7 +87,9 @@ def _abstract(*operands, form, batches):
 
 def _batch(bind, operands, axes, *, form, batches):
     size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
-    lead = lambda operand, axis: jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
+    lead = lambda operand, axis: (
+        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
+    )
     outputs = bind(*map(lead, operands, axes), form=form, batches=batches + 1)
     return outputs, [0] * len(outputs)
 

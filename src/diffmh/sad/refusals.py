@@ -27,8 +27,8 @@ def _refuse_condition(analysis: Analysis, loop: _compat.While) -> None:
     for equation in loop.condition.equations:
         if equation in analysis.branching:
             raise NotDifferentiable(
-                f"A draw whose distribution depends on theta in the condition of a `while_loop`{_at(equation)}: draw in the body, and"
-                " carry the decision to the condition."
+                f"A draw whose distribution depends on theta in the condition of a `while_loop`{_at(equation)}: draw in the"
+                " body, and carry the decision to the condition."
             )
 
 
@@ -60,16 +60,16 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
         return
     if name not in primitives.SMOOTH | primitives.JUMPS | primitives.EVALUATED:
         raise NotDifferentiable(
-            f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on theta or on a draw. Write that step"
-            " in other operations, or register a rule with `sad.register`."
+            f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on theta or on a draw. Write"
+            " that step in other operations, or register a rule with `sad.register`."
         )
     if moving and name in primitives.EVALUATED and name not in (SAMPLE, "is_finite"):
         raise NotDifferentiable(f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on theta.")
     if moving and primitives.jumps(equation) and any(atom in analysis.continuous for atom in inputs):
         raise NotDifferentiable(
-            f"`{name}`{_at(equation)} makes a step of a continuous random value that depends on theta: the derivative of how often it"
-            " steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or another sampler of"
-            " `diffmh.sad`."
+            f"`{name}`{_at(equation)} makes a step of a continuous random value that depends on theta: the derivative of how"
+            " often it steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use"
+            " another sampler of `diffmh.sad`."
         )
 
 
@@ -80,10 +80,12 @@ def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
     for name, size in zip(names, form.sizes, strict=True):
         part = equation.inputs[position : position + size]
         position += size
-        if any(atom in analysis.tangent for atom in part) or (name == "proposal" and any(atom in analysis.branched for atom in part)):
+        if any(atom in analysis.tangent for atom in part) or (
+            name == "proposal" and any(atom in analysis.branched for atom in part)
+        ):
             raise NotDifferentiable(
-                f"`sad.propose`{_at(equation)}: the {name} depends on theta{' or on a draw' * (name == 'proposal')}, which has no rule."
-                " Propose from a distribution that is free of theta, and let the accept decision depend on it."
+                f"`sad.propose`{_at(equation)}: the {name} depends on theta{' or on a draw' * (name == 'proposal')}, which"
+                " has no rule. Propose from a distribution that is free of theta, and let the accept decision depend on it."
             )
 
 

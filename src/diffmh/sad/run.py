@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate
@@ -17,7 +18,8 @@ from .expectation import flattened, value_and_jacobian
 class Estimate(eqx.Module):
     """What `sad.run` returns. Print it.
 
-    `value` and `value_error` have the form of the program's result; `gradient` and `gradient_error` have at each of its leaves a pytree
+    `value` and `value_error` have the form of the program's result; `gradient` and `gradient_error` have at each of its leaves a
+    pytree
     like `theta`. Errors are standard errors over the replicates.
     """
 
@@ -28,7 +30,10 @@ class Estimate(eqx.Module):
     num_replicates: int
 
     def __str__(self) -> str:
-        lines = ["value    " + with_errors(self.value, self.value_error), "gradient " + with_errors(self.gradient, self.gradient_error)]
+        lines = [
+            "value    " + with_errors(self.value, self.value_error),
+            "gradient " + with_errors(self.gradient, self.gradient_error),
+        ]
         return "\n".join([*lines, f"{self.num_replicates:,} replicates"])
 
 
@@ -61,4 +66,5 @@ def run(
     value, value_error = mean_and_error(values)
     slope, slope_error = mean_and_error(jacobians)
     gradient = lambda flat: gradient_tree(unflatten, theta, flat)
-    return Estimate(unravel(value), unravel(value_error), gradient(slope), gradient(slope_error), count)
+    form = lambda flat: unravel(jnp.asarray(flat))
+    return Estimate(form(value), form(value_error), gradient(slope), gradient(slope_error), count)

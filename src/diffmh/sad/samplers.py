@@ -1,8 +1,9 @@
 """Samplers: how a draw is made from a uniform, and the flips that carry the derivative of its distribution.
 
-For a distribution on values i with probabilities p_i, flipping a draw i to j with weight w_ij is unbiased iff the net flow into each
-value is the derivative of its probability, `Σ_i p_i w_ij − p_j Σ_i w_ji = dp_j`. Of all such weights ours have the least second moment
-`Σ p_i w_ij²` over the flips that they allow: between neighbours for integers, between any two for categories. `docs/sad.md` derives them.
+For a distribution on values i with probabilities p_i, flipping a draw i to j with weight w_ij is unbiased iff the net flow into
+each value is the derivative of its probability, `Σ_i p_i w_ij − p_j Σ_i w_ji = dp_j`. Of all such weights ours have the least
+second moment `Σ p_i w_ij²` over the flips that they allow: between neighbours for integers, between any two for categories.
+`docs/sad.md` derives them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Sampler:
 
     **Arguments**
 
-    - `invert(uniform, *parameters)`: one draw from one uniform on [0, 1), non-decreasing in it where values are ordered. The primal and
+    - `invert(uniform, *parameters)`: one draw from one uniform on [0, 1), non-decreasing in it where values are ordered. The
+      primal and
       its alternatives share the uniform.
     - `flips(value, parameters, tangents)`: a list of pairs `(flipped, weight)`: other values that the draw might have had, and
       the weights of flipping to them, linear in the tangents of the parameters.
@@ -85,7 +87,9 @@ def _abstract(uniform, *parameters, sampler):
 
 def _batch(bind, operands, axes, *, sampler):
     size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
-    lead = lambda operand, axis: jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
+    lead = lambda operand, axis: (
+        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
+    )
     return bind(*map(lead, operands, axes), sampler=sampler), [0]
 
 
@@ -157,7 +161,8 @@ def _categorical_flips(value, parameters, tangents):
 def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array], Array]) -> Array:
     """The smallest k with `F(k) > U`, by adding up masses from six standard deviations below the mean; `ratio(k)` is p_{k+1}/p_k.
 
-    What lies below weighs e⁻¹⁸ at most; beyond the mode, masses that no longer change the sum end it. The first mass counts as 1 and
+    What lies below weighs e⁻¹⁸ at most; beyond the mode, masses that no longer change the sum end it. The first mass counts as 1
+    and
     the sum is normalised: in float32, masses of large counts are known to few digits, but their ratios to all.
     """
     start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0)

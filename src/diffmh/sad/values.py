@@ -1,9 +1,9 @@
 """Values, and the alternatives that they belong to.
 
-Beside its primal a value has, where it needs them, a tangent, its values in the K alternatives that are followed, and its value in the
-*pending* alternative: the one that the latest draw gave rise to. It is pending until it is known what became of the draw; then the
-alternatives that agree with the primal in every value that still matters are dropped, and the pending one is pruned against the
-lightest of the others. Which of these a value has is known when the program is traced: without them it costs nothing.
+Beside its primal a value has, where it needs them, a tangent, its values in the K alternatives that are followed, and its value
+in the *pending* alternative: the one that the latest draw gave rise to. It is pending until it is known what became of the draw;
+then the alternatives that agree with the primal in every value that still matters are dropped, and the pending one is pruned
+against the lightest of the others. Which of these a value has is known when the program is traced: without them it costs nothing.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Value(eqx.Module):
 class World(eqx.Module):
     """What is kept once per program: the alternatives' weights, and how often each slot was given to a new one.
 
-    A value that was computed when slot k had been given away `births[k]` times belongs to today's alternative iff the count is still
-    the same. `pinned` is that count wherever something outside of the running loop differs in the alternative, else −1.
+    A value that was computed when slot k had been given away `births[k]` times belongs to today's alternative iff the count is
+    still the same. `pinned` is that count wherever something outside of the running loop differs in the alternative, else −1.
     """
 
     weight: Float[Array, "K P"]
@@ -129,14 +129,15 @@ def weighted(weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: F
 
 
 def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Value]]:
-    """Drops the alternatives that met the primal in all of `values`, which are those that still matter, and prunes the pending one."""
+    """Drops the alternatives that met the primal in all of `values`, which still matter, and prunes the pending one."""
     world = drop_recoupled(world, values.values())
-    if world.pending is None:
+    pending = world.pending
+    if pending is None:
         return world, values
     differs = functools.reduce(jnp.logical_or, (differs_pending(value) for value in values.values()), jnp.zeros((), bool))
-    score = jnp.where(differs, alternatives.norm(world.pending), 0.0)
+    score = jnp.where(differs, alternatives.norm(pending), 0.0)
     world, uniform = world.uniform()
-    weight, replaced = alternatives.compete(world.weight, world.pending, score, uniform)
+    weight, replaced = alternatives.compete(world.weight, pending, score, uniform)
     weight = jnp.where(jnp.isnan(score), jnp.nan, weight)
     settled = {name: value if not value.branched else _give_away(world, value, replaced) for name, value in values.items()}
     return world.replace(weight=weight, births=world.births + replaced, pending=None), settled
