@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .._compat import Cond, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
-from .values import Value, World, differs_in_slots, drop_recoupled, forget, pin, select_slots, settle, weighted
+from .values import Value, World, drop_recoupled, forget, pin, select_slots, settle, weighted
 
 
 def conform(world: World, value: Value, tangent: bool, alternative: bool) -> Value:
@@ -96,13 +96,12 @@ def scan(analysis: Analysis, world: World, equation: Equation, operands: Sequenc
         within, outputs = _finish(within, outputs) if branching else (within, outputs)
         carried = _like(analysis, within, carry_variables, outputs[:num_carry])
         ys = _like(analysis, within, equation.outputs[num_carry:], outputs[num_carry:])
-        pinned = within.pinned
-        for y in ys:
-            pinned = jnp.where(differs_in_slots(y), within.births, pinned)
+        within = pin(within, ys)
         stamp = within.births if branching and any(branched_ys) else None
-        return (carried, within.weight, within.births, pinned), (ys, stamp)
+        return (carried, within.weight, within.births, within.pinned), (ys, stamp)
 
-    start = (init, world.weight, world.births, world.pinned)
+    pinned = jnp.full_like(world.births, -1) if world.pinned is None and any(branched_ys) else world.pinned
+    start = (init, world.weight, world.births, pinned)
     (carried, weight, births, _), (ys, stamps) = jax.lax.scan(
         step, start, (xs, uniforms, keys), length=loop.length, reverse=loop.reverse
     )
@@ -174,7 +173,7 @@ def while_loop(analysis: Analysis, world: World, equation: Equation, operands: S
         runs, slots_run = unfinished(within, values) if apart else (jnp.array(True), jnp.ones(within.num_slots, bool))
         if apart:
             # One that has stopped stays as it is, whatever the body would make of it: it may not be compared until the end.
-            pinned = jnp.where(slots_run & runs, within.pinned, within.births)
+            pinned = jnp.where(slots_run & runs, -1 if within.pinned is None else within.pinned, within.births)
             was_running = within.running
             within = within.replace(pinned=pinned, running=runs if was_running is None else runs & was_running)
         inputs = [*known(within, body_constants), *values]
@@ -206,7 +205,7 @@ def _frozen(world: World, old: Value, new: Value, runs: Any, slots_run: Any, acc
     if not accumulated:
         return Value(primal, tangent, slots)
     difference = (slots - old.primal) - (primal - old.primal)
-    return Value(primal, tangent + weighted(world.weight, world.alive, difference))
+    return Value(primal, tangent + weighted(world.weight, world.alive, difference).astype(tangent.dtype))
 
 
 def cond(analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]) -> tuple[World, list[Value]]:

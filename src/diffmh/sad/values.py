@@ -44,21 +44,24 @@ class Value(eqx.Module):
         return self.primal if self.pending is None else self.pending
 
     def tangents(self, num_parameters: int, dtype: Any) -> Any:
+        """Its tangent, zero if it has none; of its own dtype if it is a float, else of `dtype`."""
         if self.tangent is not None:
             return self.tangent
-        return jnp.zeros((num_parameters, *jnp.shape(self.primal)), dtype)
+        kind = self.primal.dtype if jnp.issubdtype(self.primal.dtype, jnp.floating) else dtype
+        return jnp.zeros((num_parameters, *jnp.shape(self.primal)), kind)
 
 
 class World(eqx.Module):
     """What is kept once per program: the alternatives' weights, and how often each slot was given to a new one.
 
     A value that was computed when slot k had been given away `births[k]` times belongs to today's alternative iff the count is
-    still the same. `pinned` is that count wherever something outside of the running loop differs in the alternative, else −1.
+    still the same. `pinned` is that count wherever something outside of the running loop differs in the alternative, else −1;
+    `None` where nothing can.
     """
 
     weight: Float[Array, "K P"]
     births: Int[Array, "K"]
-    pinned: Int[Array, "K"]
+    pinned: Int[Array, "K"] | None
     pending: Float[Array, "P"] | None
     running: Bool[Array, ""] | None
     uniforms: Float[Array, "n"]
@@ -98,7 +101,7 @@ def no_alternatives(num_slots: int, num_parameters: int, dtype: Any, key: Key[Ar
     return World(
         weight=jnp.zeros((num_slots, num_parameters), dtype),
         births=jnp.zeros(num_slots, jnp.int32),
-        pinned=jnp.full(num_slots, -1, jnp.int32),
+        pinned=None,
         pending=None,
         running=None,
         uniforms=jax.random.uniform(key_uniforms, (num_uniforms,)),
@@ -114,10 +117,11 @@ def bank(world: World, value: Value) -> Value:
         return value
     tangent = value.tangents(world.num_parameters, world.weight.dtype)
     if value.alternative is not None:
-        tangent = tangent + weighted(world.weight, world.alive, value.alternative - value.primal)
+        tangent += weighted(world.weight, world.alive, value.alternative - value.primal).astype(tangent.dtype)
     if value.pending is not None and world.pending is not None:
         weight = world.pending[None]
-        tangent = tangent + weighted(weight, alternatives.norm(weight.T) != 0, (value.pending - value.primal)[None])
+        alive = alternatives.norm(weight.T) != 0
+        tangent += weighted(weight, alive, (value.pending - value.primal)[None]).astype(tangent.dtype)
     return Value(value.primal, tangent)
 
 
@@ -151,15 +155,20 @@ def _give_away(world: World, value: Value, replaced: Bool[Array, "K"]) -> Value:
 
 def drop_recoupled(world: World, values: Iterable[Value]) -> World:
     """Alternatives that agree with the primal in everything that still matters will do so for ever: their weight becomes 0."""
-    kept = (world.pinned == world.births) | jnp.isnan(alternatives.norm(world.weight.T))
+    kept = jnp.isnan(alternatives.norm(world.weight.T))
+    if world.pinned is not None:
+        kept = kept | (world.pinned == world.births)
     alive = functools.reduce(jnp.logical_or, map(differs_in_slots, values), kept)
     return world.replace(weight=jnp.where(alive[:, None], world.weight, 0.0))
 
 
 def pin(world: World, values: Iterable[Value]) -> World:
     """The world within a loop, outside of which `values` still matter."""
-    differs = functools.reduce(jnp.logical_or, map(differs_in_slots, values), jnp.zeros((), bool))
-    return world.replace(pinned=jnp.where(differs, world.births, world.pinned))
+    branched = [value for value in values if value.alternative is not None]
+    if not branched:
+        return world
+    differs = functools.reduce(jnp.logical_or, map(differs_in_slots, branched))
+    return world.replace(pinned=jnp.where(differs, world.births, -1 if world.pinned is None else world.pinned))
 
 
 def forget(value: Value, replaced: Bool[Array, "K"]) -> Value:
