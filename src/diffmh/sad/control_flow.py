@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compat import Cond, Equation, Program, Scan, While
+from .._compat import Cond, Constant, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
+from .propose import PROPOSE
+from .rules import draw_coupling_noise
 from .values import Value, World, drop_recoupled, forget, pin, select_slots, settle, weighted
 
 
@@ -79,16 +81,20 @@ def scan(analysis: Analysis, world: World, equation: Equation, operands: Sequenc
     branched_ys = [analysis.has_alternative(variable) for variable in equation.outputs[num_carry:]]
     settle_before = _settle_before(analysis, body, num_carry)
     world, key = world.spawn()
-    key_uniforms, key_inner = jax.random.split(key)
+    key_uniforms, key_inner, key_couplings = jax.random.split(key, 3)
     num_uniforms = analysis.num_uniforms(body) if branching else 0
     uniforms = jax.random.uniform(key_uniforms, (loop.length, num_uniforms), world.uniforms.dtype)
-    nested = any(inner.control is not None and inner in analysis.branching for inner in body.equations)
+    coupling_noise = _draw_ahead(analysis, loop, constants, key_couplings)
+    nested = any(_needs_key(analysis, inner) and inner not in coupling_noise for inner in body.equations)
     keys = jax.random.split(key_inner, loop.length) if nested else None
 
     def step(carry, slices):
         values, weight, births, pinned = carry
-        xs, uniforms, key = slices
-        within = _inner(world.replace(weight=weight, births=births, pinned=pinned), uniforms, key_inner if key is None else key)
+        xs, uniforms, key, noise = slices
+        within = world.replace(
+            weight=weight, births=births, pinned=pinned, coupling_noise=dict(zip(coupling_noise, noise, strict=True))
+        )
+        within = _inner(within, uniforms, key_inner if key is None else key)
         known = _forget_all(within, entry, constants) if branching else constants
         xs = [Value(v.primal, v.tangent, v.alternative) for v in xs]
         xs = _forget_all(within, entry, xs) if branching else xs
@@ -103,11 +109,31 @@ def scan(analysis: Analysis, world: World, equation: Equation, operands: Sequenc
     pinned = jnp.full_like(world.births, -1) if world.pinned is None and any(branched_ys) else world.pinned
     start = (init, world.weight, world.births, pinned)
     (carried, weight, births, _), (ys, stamps) = jax.lax.scan(
-        step, start, (xs, uniforms, keys), length=loop.length, reverse=loop.reverse
+        step, start, (xs, uniforms, keys, list(coupling_noise.values())), length=loop.length, reverse=loop.reverse
     )
     if branching:
         world = world.replace(weight=weight, births=births)
     return world, [*carried, *(_after_scan(births, stamps, y) for y in ys)]
+
+
+def _draw_ahead(analysis: Analysis, loop: Scan, constants: Sequence[Value], key: Any) -> dict[Equation, Any]:
+    """The couplings' own randomness for all iterations at once, for those proposals that are the same in each."""
+    known = dict(zip(loop.body.inputs, constants, strict=False))
+    drawn = {}
+    for number, equation in enumerate(loop.body.equations):
+        if equation.primitive == PROPOSE and _needs_key(analysis, equation):
+            atoms = equation.inputs[1 : 1 + equation.params["form"].sizes[1]]
+            if all(isinstance(atom, Constant) or atom in known for atom in atoms):
+                arrays = [jnp.asarray(atom.value) if isinstance(atom, Constant) else known[atom].primal for atom in atoms]
+                drawn[equation] = draw_coupling_noise(equation, jax.random.fold_in(key, number), arrays, loop.length)
+    return drawn
+
+
+def _needs_key(analysis: Analysis, equation: Equation) -> bool:
+    """Whether an equation draws what the program does not."""
+    if equation.primitive == PROPOSE:
+        return any(atom in analysis.branched for atom in equation.inputs)
+    return equation.control is not None
 
 
 def _scan_banks(analysis: Analysis, equation: Equation, loop: Scan) -> list[bool]:

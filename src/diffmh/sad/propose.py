@@ -26,18 +26,25 @@ class Form:
     static: Any
 
     def unflatten(self, operands):
-        """`(proposal, coupling), noise, coupling noise, x`."""
-        _, arrays, noise, coupling_noise, x = jax.tree.unflatten(self.structure, operands)
-        return eqx.combine(arrays, self.static), _settled(noise), coupling_noise, x
+        """`(proposal, coupling), noise, x`."""
+        _, arrays, noise, x = jax.tree.unflatten(self.structure, operands)
+        return eqx.combine(arrays, self.static), _settled(noise), x
 
     def propose(self, *operands):
         """`x'`, flat."""
-        (proposal, _), noise, _, x = self.unflatten(operands)
+        (proposal, _), noise, x = self.unflatten(operands)
         return jax.tree.leaves(_settled(proposals.move(proposal, x, noise)))
 
-    def couple(self, x_new, operands, alternative_x):
+    def coupling_noise(self, key, arrays, x, num_steps):
+        """The coupling's own randomness for some steps, given the proposal's and its arrays; of `x` only the shapes count."""
+        structures = jax.tree.structure(self.structure.unflatten(range(self.structure.num_leaves)))
+        _, array_structure, _, x_structure = structures.children()
+        proposal, coupling = eqx.combine(jax.tree.unflatten(array_structure, arrays), self.static)
+        return couplings.draw(coupling, proposal, key, jax.tree.unflatten(x_structure, x), num_steps)
+
+    def couple(self, x_new, operands, alternative_x, coupling_noise):
         """`y'` beside `x'`, flat."""
-        (proposal, coupling), noise, coupling_noise, x = self.unflatten(operands)
+        (proposal, coupling), noise, x = self.unflatten(operands)
         like_x = lambda leaves: jax.tree.unflatten(jax.tree.structure(x), leaves)
         y, x_new = like_x(alternative_x), like_x(x_new)
         return jax.tree.leaves(couplings.couple(coupling, proposal, x, x_new, y, noise, coupling_noise))
@@ -60,9 +67,8 @@ def propose(key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, 
     key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
     noise = first(proposals.draw(proposal, key, x, 1))
-    coupling_noise = first(couplings.draw(chosen, proposal, key, x, 1))
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
-    parts = (key, arrays, noise, coupling_noise, x)
+    parts = (key, arrays, noise, x)
     operands, structure = jax.tree.flatten(parts)
     form = Form(structure, tuple(len(jax.tree.leaves(part)) for part in parts), static)
     return jax.tree.unflatten(jax.tree.structure(x), _propose(*operands, form=form, batches=0))

@@ -75,7 +75,7 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
 
 def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
     form = equation.params["form"]
-    names = ["key", "proposal", "proposal's noise", "coupling's noise", "x"]
+    names = ["key", "proposal", "proposal's noise", "x"]
     position = 0
     for name, size in zip(names, form.sizes, strict=True):
         part = equation.inputs[position : position + size]

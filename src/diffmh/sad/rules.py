@@ -111,25 +111,43 @@ def propose(analysis: Analysis, world: World, equation: Equation, operands: Sequ
     proposed = equation.bind(*primals)
     state_at = len(operands) - form.sizes[-1]
 
-    def one(x_new, operands, others):
-        key, other_key = operands[0], others[0]
-        coupled = form.couple(x_new, operands, others[state_at:])
-        if operands[0] is others[0]:
+    if not any(value.branched for value in operands):
+        return world, [Value(primal) for primal in proposed]
+    coupling_noise = world.coupling_noise.get(equation)
+    if coupling_noise is None:
+        world, key = world.spawn()
+        arrays = primals[1 : 1 + form.sizes[1]]
+        coupling_noise = jax.tree.map(lambda leaf: leaf[0], draw_coupling_noise(equation, key, arrays, 1))
+
+    def one(x_new, operands, others, noise):
+        coupled = form.couple(x_new, operands, others[state_at:], noise)
+        if key_is_shared:
             return coupled
         # An alternative that runs on in a loop that the primal has left has noise of its own.
-        alone = form.propose(*others)
-        together = same(key, other_key)
+        together, alone = same(operands[0], others[0]), form.propose(*others)
         return [jnp.where(together, a, b) for a, b in zip(coupled, alone, strict=True)]
 
     key_is_shared = not operands[0].branched
 
     def beside(*others):
-        function = lambda x_new, operands, others: one(x_new, operands, [operands[0], *others[1:]] if key_is_shared else others)
+        function = one
         for _ in range(batches):
             function = jax.vmap(function)
-        return function(list(proposed), primals, list(others))
+        return function(list(proposed), primals, list(others), coupling_noise)
 
     return world, in_alternatives(world, beside, operands, [Value(primal) for primal in proposed])
+
+
+def draw_coupling_noise(equation: Equation, key: Any, arrays: Sequence[Any], num_steps: int) -> Any:
+    """The randomness of a coupling for `num_steps` runs of the equation that proposes, each of as many batches as it has."""
+    form, batches = equation.params["form"], equation.params["batches"]
+    states = equation.outputs
+    shape = states[0].shape[:batches] if states else ()
+    x = [jax.ShapeDtypeStruct(state.shape[batches:], state.dtype) for state in states]
+    draw = lambda key, arrays: form.coupling_noise(key, arrays, x, num_steps)
+    for _ in range(batches):
+        draw = jax.vmap(draw, out_axes=1)
+    return draw(jax.random.split(key, shape) if batches else key, list(arrays))
 
 
 RULES.update(dict.fromkeys(primitives.SMOOTH | primitives.JUMPS | primitives.EVALUATED, by_evaluation))

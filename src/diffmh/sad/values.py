@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -51,12 +51,14 @@ class Value(eqx.Module):
         return jnp.zeros((num_parameters, *jnp.shape(self.primal)), kind)
 
 
-class World(eqx.Module):
+@dataclasses.dataclass(frozen=True)
+class World:
     """What is kept once per program: the alternatives' weights, and how often each slot was given to a new one.
 
     A value that was computed when slot k had been given away `births[k]` times belongs to today's alternative iff the count is
     still the same. `pinned` is that count wherever something outside of the running loop differs in the alternative, else −1;
-    `None` where nothing can.
+    `None` where nothing can. `uniforms` are for pruning, and `coupling_noise` holds what the equations that propose have had
+    drawn ahead of a loop.
     """
 
     weight: Float[Array, "K P"]
@@ -66,8 +68,9 @@ class World(eqx.Module):
     running: Bool[Array, ""] | None
     uniforms: Float[Array, "n"]
     key: Key[Array, ""]
-    taken: int = eqx.field(static=True)
-    spawned: int = eqx.field(static=True)
+    taken: int = 0
+    spawned: int = 0
+    coupling_noise: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def num_slots(self) -> int:
@@ -106,8 +109,6 @@ def no_alternatives(num_slots: int, num_parameters: int, dtype: Any, key: Key[Ar
         running=None,
         uniforms=jax.random.uniform(key_uniforms, (num_uniforms,)),
         key=key_inner,
-        taken=0,
-        spawned=0,
     )
 
 
