@@ -212,17 +212,28 @@ def _where(equation: Any) -> str:
 
 def new_primitive(
     name: str,
-    implementation: Callable[..., Any],
-    abstract: Callable[..., Any],
-    batch: Callable[..., Any],
+    implementation: Callable[..., list[Any]],
+    abstract: Callable[..., list[Any]],
+    batched: Callable[..., dict[str, Any]] = lambda **params: params,
 ) -> Callable[..., list[Any]]:
-    """A primitive with several results: how it is computed, what shapes come out, and how it is batched. Returns its `bind`."""
+    """A primitive with several results: how it is computed, and what shapes come out. Returns its `bind`.
+
+    A batch becomes the leading axis of every operand and of every result; `batched` are the parameters that say so.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *operands, **params: jax.jit(lambda *xs: implementation(*xs, **params))(*operands))
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
-    batching.primitive_batchers[primitive] = lambda operands, axes, **params: batch(primitive.bind, operands, axes, **params)
+
+    def batch(operands, axes, **params):
+        size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
+        repeat = lambda operand: jax.numpy.broadcast_to(operand, (size, *jax.numpy.shape(operand)))
+        lead = lambda operand, axis: repeat(operand) if axis is None else jax.numpy.moveaxis(operand, axis, 0)
+        outputs = primitive.bind(*map(lead, operands, axes), **batched(**params))
+        return outputs, [0] * len(outputs)
+
+    batching.primitive_batchers[primitive] = batch
     return primitive.bind
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+import jax
 import jax.numpy as jnp
 
 from .._compat import Cond, Equation, Program, Scan, Variable, While
@@ -57,8 +58,15 @@ class Analysis:
         return loop.condition.outputs[0] in self.branched
 
     def num_uniforms(self, program: Program) -> int:
-        """Uniforms that pruning needs: one to pick a candidate and one to decide between it and the old."""
-        return 2 * sum(equation.control is None for equation in program.equations if equation in self.branching)
+        """Uniforms that pruning needs: for each draw one to pick a candidate, if there are several, and one to prune it."""
+        draws = [equation for equation in program.equations if equation in self.branching and equation.control is None]
+        return sum(1 + (num_candidates(equation) > 1) for equation in draws)
+
+
+def num_candidates(equation: Equation) -> int:
+    """How many flips a draw has."""
+    described = lambda atom: jnp.asarray(atom.value) if isinstance(atom, Constant) else jax.ShapeDtypeStruct(atom.shape, atom.dtype)
+    return equation.params["sampler"].num_candidates(equation.outputs[0], [described(atom) for atom in equation.inputs[1:]])
 
 
 def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:

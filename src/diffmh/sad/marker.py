@@ -27,8 +27,4 @@ def linear(value: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: _linear(real(leaf))[0], _trees.strong(value))
 
 
-def _batch(bind, operands, axes):
-    return bind(*operands), axes
-
-
-_linear = _compat.new_primitive(LINEAR, lambda x: [x], lambda x: [_compat.shaped(x.shape, x.dtype)], _batch)
+_linear = _compat.new_primitive(LINEAR, lambda x: [x], lambda x: [_compat.shaped(x.shape, x.dtype)])

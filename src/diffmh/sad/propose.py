@@ -91,13 +91,8 @@ def _abstract(*operands, form, batches):
     return [_compat.shaped(operand.shape, operand.dtype) for operand in operands[len(operands) - form.sizes[-1] :]]
 
 
-def _batch(bind, operands, axes, *, form, batches):
-    size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
-    lead = lambda operand, axis: (
-        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
-    )
-    outputs = bind(*map(lead, operands, axes), form=form, batches=batches + 1)
-    return outputs, [0] * len(outputs)
+def _batched(*, form, batches):
+    return {"form": form, "batches": batches + 1}
 
 
-_propose = _compat.new_primitive(PROPOSE, _implementation, _abstract, _batch)
+_propose = _compat.new_primitive(PROPOSE, _implementation, _abstract, _batched)

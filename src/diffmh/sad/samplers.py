@@ -9,6 +9,7 @@ second moment `Σ p_i w_ij²` over the flips that they allow: between neighbours
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,6 +74,13 @@ class Sampler:
         by_parameter = jax.vmap(by_draw, in_axes=(None, None, 0), out_axes=(None, 1))
         return by_parameter(value, tuple(parameters), tuple(tangents))
 
+    def num_candidates(self, drawn: Any, parameters: Sequence[Any]) -> int:
+        """How many flips there are in all, for draws and parameters of these shapes."""
+        struct = lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape[leaf.ndim - axes :], leaf.dtype)
+        one = [struct(parameter, axes) for parameter, axes in zip(parameters, self.event_ndims, strict=True)]
+        pairs = jax.eval_shape(self.flips, jax.ShapeDtypeStruct((), drawn.dtype), one, one)
+        return len(pairs) * math.prod(drawn.shape)
+
     @staticmethod
     def _each_draw(function, ndim, out_axes=0):
         for _ in range(ndim):
@@ -85,16 +93,8 @@ def _abstract(uniform, *parameters, sampler):
     return [_compat.shaped(result.shape, result.dtype)]
 
 
-def _batch(bind, operands, axes, *, sampler):
-    size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
-    lead = lambda operand, axis: (
-        jnp.broadcast_to(operand, (size, *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
-    )
-    return bind(*map(lead, operands, axes), sampler=sampler), [0]
-
-
 SAMPLE = "sad_sample"
-_sample = _compat.new_primitive(SAMPLE, lambda *operands, sampler: [sampler.draw(*operands)], _abstract, _batch)
+_sample = _compat.new_primitive(SAMPLE, lambda *operands, sampler: [sampler.draw(*operands)], _abstract)
 
 
 def _up_or_down(value: Array, up: Array, down: Array) -> list[tuple[Array, Array]]:
