@@ -66,9 +66,7 @@ def _first(value: Value) -> Value:
 
 
 def scan(analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]) -> tuple[World, list[Value]]:
-    """`lax.scan` over values and world. What leaves an iteration is that iteration's; it is kept for the alternatives that live
-    on.
-    """
+    """`lax.scan` over values and world. What leaves an iteration is kept for the alternatives that live on to the end."""
     loop = equation.control
     assert isinstance(loop, Scan)
     body, num_constants, num_carry = loop.body, loop.num_constants, loop.num_carry
@@ -156,8 +154,7 @@ def while_loop(analysis: Analysis, world: World, equation: Equation, operands: S
     """`lax.while_loop` until the primal and every living alternative have stopped, each frozen where it did.
 
     Where they may stop apart, a value that is only added to is banked at the end of each iteration, `W (term in the alternative,
-    if it
-    still runs − term of the primal, if it does)`; alternatives are born only while the primal runs.
+    if it still runs − term of the primal, if it does)`; alternatives are born only while the primal runs.
     """
     loop = equation.control
     assert isinstance(loop, While)

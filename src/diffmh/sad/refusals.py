@@ -19,6 +19,11 @@ def refuse(analysis: Analysis, program: Program) -> None:
             refuse(analysis, inner)
         if isinstance(equation.control, _compat.While):
             _refuse_condition(analysis, equation.control)
+        if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
+            raise NotDifferentiable(
+                f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result linearly, but it"
+                f" doesn't{_nonlinear_use(analysis, program, equation)}: take the marker away, or mark the last value that does."
+            )
         if equation.control is None:
             _refuse_primitive(analysis, equation)
 
@@ -30,6 +35,20 @@ def _refuse_condition(analysis: Analysis, loop: _compat.While) -> None:
                 f"A draw whose distribution depends on theta in the condition of a `while_loop`{_at(equation)}: draw in the"
                 " body, and carry the decision to the condition."
             )
+
+
+def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> str:
+    """Where a marked value is first used nonlinearly, if that is within the same loop."""
+    reached = set(marker.outputs)
+    for equation in program.equations:
+        taken = [atom in reached for atom in equation.inputs]
+        if equation.control is not None or not any(taken):
+            continue
+        linear = primitives.linear_in(equation, [atom not in analysis.branched for atom in equation.inputs])
+        if any(is_taken and not flag for is_taken, flag in zip(taken, linear, strict=True)):
+            return f" (`{equation.primitive}`{_at(equation)})"
+        reached.update(equation.outputs)
+    return ""
 
 
 def _inner_programs(equation: Equation) -> tuple[Program, ...]:
@@ -48,11 +67,6 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
     inside = _compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
         raise NotDifferentiable(f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it.")
-    if name == LINEAR and equation.outputs[0] not in analysis.linear:
-        raise NotDifferentiable(
-            f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result linearly, but it doesn't: take the marker"
-            " away, or mark the last value that does."
-        )
     if not moving and not branched:
         return
     if name == PROPOSE:

@@ -11,8 +11,7 @@ def register(primitive: str, kind: Literal["smooth", "jump", "evaluated"], *, li
     """Says how programs may use a primitive that `sad` does not know, by its name.
 
     - `"smooth"`: continuous; its tangent is by JAX's JVP, its alternatives by evaluation. With `linear=True` it is linear in all
-      of its
-      operands together.
+      of its operands together.
     - `"jump"`: a step function; as smooth between the steps, refused on continuous random values that depend on theta.
     - `"evaluated"`: never differentiated; alternatives by evaluation.
 

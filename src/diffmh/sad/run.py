@@ -19,8 +19,7 @@ class Estimate(eqx.Module):
     """What `sad.run` returns. Print it.
 
     `value` and `value_error` have the form of the program's result; `gradient` and `gradient_error` have at each of its leaves a
-    pytree
-    like `theta`. Errors are standard errors over the replicates.
+    pytree like `theta`. Errors are standard errors over the replicates.
     """
 
     value: PyTree

@@ -28,8 +28,7 @@ class Sampler:
     **Arguments**
 
     - `invert(uniform, *parameters)`: one draw from one uniform on [0, 1), non-decreasing in it where values are ordered. The
-      primal and
-      its alternatives share the uniform.
+      primal and its alternatives share the uniform.
     - `flips(value, parameters, tangents)`: a list of pairs `(flipped, weight)`: other values that the draw might have had, and
       the weights of flipping to them, linear in the tangents of the parameters.
     - `event_ndims`: for each parameter the number of axes that one draw takes (1 for the logits of a categorical, else 0).
@@ -162,8 +161,7 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
     """The smallest k with `F(k) > U`, by adding up masses from six standard deviations below the mean; `ratio(k)` is p_{k+1}/p_k.
 
     What lies below weighs e⁻¹⁸ at most; beyond the mode, masses that no longer change the sum end it. The first mass counts as 1
-    and
-    the sum is normalised: in float32, masses of large counts are known to few digits, but their ratios to all.
+    and the sum is normalised: in float32, masses of large counts are known to few digits, but their ratios to all.
     """
     start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0)
     first = (start, jnp.ones_like(start), jnp.ones_like(start))
