@@ -39,7 +39,7 @@ def gradient(program, theta=0.4):
     ],
 )
 def test_steps_of_continuous_values(program):
-    with pytest.raises(diffmh.NotDifferentiable, match=rf"(?s){HERE}.*(sad.bernoulli|no rule)"):
+    with pytest.raises(diffmh.NotDifferentiable, match=rf"(?s)no rule.*{HERE}|{HERE}.*sad.bernoulli"):
         gradient(program)
 
 
