@@ -4,7 +4,7 @@ PYTHON ?= python3
 LATEST ?= PYENV_VERSION=3.13.0 python3.13
 RUN = .venv/bin/python
 
-.PHONY: install demo demo-fast example test lint bench test-latest clean
+.PHONY: install demo demo-fast example test test-thorough lint bench test-latest clean
 
 install: .venv/.installed
 
@@ -33,6 +33,9 @@ example: install
 test: install
 	$(RUN) -m pytest --numprocesses 2
 
+test-thorough: install
+	$(RUN) -m pytest --numprocesses 2 --thorough
+
 lint: .venv/.lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -41,6 +44,7 @@ lint: .venv/.lint
 bench: .venv/.bench
 	$(RUN) benchmarks/core.py
 	$(RUN) benchmarks/ising.py
+	$(RUN) benchmarks/sad.py
 
 .venv-latest/.installed: pyproject.toml
 	$(LATEST) -m venv .venv-latest

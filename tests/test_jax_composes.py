@@ -297,7 +297,9 @@ def assert_one_primal(expectation, expected):
     assert np.all(np.isfinite(tangents)) and np.any(tangents != 0)
 
 
-@pytest.mark.parametrize("model, num_chains", [("mixture", 16), ("normal", 16), ("normal", 1)])
+@pytest.mark.parametrize(
+    "model, num_chains", [("mixture", 16), ("normal", 16), pytest.param("normal", 1, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_one_primal_for_every_estimator(estimator, model, num_chains):
     if estimator == diffmh.Score(baseline="other chains") and num_chains == 1:
@@ -305,7 +307,7 @@ def test_one_primal_for_every_estimator(estimator, model, num_chains):
     assert_one_primal(run(model, num_chains, estimator=estimator), plain(model, num_chains))
 
 
-@pytest.mark.parametrize("num_chains", [1, 16])
+@pytest.mark.parametrize("num_chains", [pytest.param(1, marks=pytest.mark.thorough), 16])
 @pytest.mark.parametrize(
     "model, coupling",
     [*(("mixture", coupling) for coupling in COUPLINGS[:3]), *(("normal", coupling) for coupling in COUPLINGS)],

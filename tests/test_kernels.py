@@ -79,7 +79,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("alternatives", [1, 2])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_metropolis_within_gibbs(name, alternatives):
     kernel, repeats, order = KERNELS[name]
     expectation = diffmh.expectation(

@@ -186,7 +186,7 @@ TRACED = {
 }
 
 
-@pytest.mark.parametrize("alternatives", [1, 3])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize("case", TRACED)
 def test_trace_carries_the_derivative(case, alternatives):
     """`(1/N) Σ_t Σ_k W_k (f(y_k) − f(x_t))`, recomputed from what was kept."""
@@ -211,7 +211,7 @@ def test_trace_carries_the_derivative(case, alternatives):
 
 
 @pytest.mark.parametrize("case", ["mixture", "normal", "tree"])
-@pytest.mark.parametrize("alternatives", [1, 3])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_trace_tells_a_consistent_story(case, alternatives):
     kernel, theta, init, _ = TRACED[case]
     estimator = diffmh.StochasticDerivative(alternatives=alternatives)

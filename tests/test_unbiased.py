@@ -25,7 +25,7 @@ def problems(kind: str, part: int):
 
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("coupling", COUPLINGS, ids=str)
-@pytest.mark.parametrize("alternatives", [1, 2, 4])
+@pytest.mark.parametrize("alternatives", [1, pytest.param(2, marks=pytest.mark.thorough), 4])
 @pytest.mark.parametrize("weights", ["two-sided", "one-sided"])
 def test_random_chains(weights, alternatives, coupling, part):
     """One-sided weights have heavy tails where α is near 1: more runs."""
@@ -52,7 +52,7 @@ def mixture(estimator, num_samples, num_chains=40_000):
     )
 
 
-@pytest.mark.parametrize("num_samples", [5, 20])
+@pytest.mark.parametrize("num_samples", [5, pytest.param(20, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -86,7 +86,10 @@ def ising(size, num_sweeps=5, num_chains=20_000, estimator=None, burn_in=0):
     )
 
 
-@pytest.mark.parametrize(("size", "temperature"), [(2, 2.0), (2, 3.0), (3, 2.0), (3, 3.0)])
+@pytest.mark.parametrize(
+    ("size", "temperature"),
+    [pytest.param(2, 2.0, marks=pytest.mark.thorough), (2, 3.0), (3, 2.0), pytest.param(3, 3.0, marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("alternatives", [1, 4])
 def test_ising_sweeps(size, temperature, alternatives):
     """The sites in fixed order: a Cycle whose kernels differ only in an array."""

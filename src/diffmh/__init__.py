@@ -1,5 +1,6 @@
 """diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions."""
 
+from . import sad as sad
 from ._validate import NotDifferentiable as NotDifferentiable
 from .check import check as check
 from .compose import compose as compose

@@ -7,7 +7,7 @@ each operation is vectorised over them. An operation that has no rule below is l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PyTree
 
-from ._compat import Equation, bind, evaluate, inner_jaxpr, shape_of
+from . import _compat
+from ._compat import Cond, Constant, Equation, Program, Scan
 
 
 def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -25,8 +26,8 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         leaves, structure = jax.tree.flatten(arguments)
         count = leaves[0].shape[-1]
         one = [jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype) for leaf in leaves]
-        jaxpr, form = jax.make_jaxpr(lambda *flat: function(*structure.unflatten(flat)), return_shape=True)(*one)
-        results = _run(jaxpr.jaxpr, count, [Once(const) for const in jaxpr.consts], [PerChain(leaf) for leaf in leaves])
+        program, form = _compat.program(lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False)
+        results = _run(program, count, [PerChain(leaf) for leaf in leaves])
         return jax.tree.structure(form).unflatten([_per_chain(value, count) for value in results])
 
     return mapped
@@ -49,21 +50,24 @@ class Once:
 Value = PerChain | Once
 
 
-def _run(jaxpr, count: int, consts: list[Value], arguments: list[Value]) -> list[Value]:
-    def apply(equation: Equation, operands: list[Value]) -> list[Value]:
-        if not any(isinstance(operand, PerChain) for operand in operands):
-            return [Once(result) for result in bind(equation, *(operand.array for operand in operands))]
-        name = equation.primitive.name
-        if (inner := inner_jaxpr(equation)) is not None:
-            return _run(inner.jaxpr, count, [Once(const) for const in inner.consts], operands)
-        if name == "scan":
-            return _scan(equation, count, operands)
-        if name == "cond" and isinstance(operands[0], Once):
-            return _cond(equation, count, operands)
-        rule = _RULES.get(name, _by_vmap)
-        return [PerChain(result) for result in rule(equation, count, operands)]
+def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
+    values = dict(zip(program.inputs, inputs, strict=True))
+    read = lambda atom: Once(atom.value) if isinstance(atom, Constant) else values[atom]
+    for equation in program.equations:
+        outputs = _apply(equation, count, [read(atom) for atom in equation.inputs])
+        values.update(zip(equation.outputs, outputs, strict=True))
+    return [read(atom) for atom in program.outputs]
 
-    return evaluate(jaxpr, consts, arguments, apply, Once)
+
+def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
+    if not any(isinstance(operand, PerChain) for operand in operands):
+        return [Once(result) for result in equation.bind(*(operand.array for operand in operands))]
+    if isinstance(equation.control, Scan):
+        return _scan(equation.control, count, operands)
+    if isinstance(equation.control, Cond) and isinstance(operands[0], Once):
+        return _cond(equation.control, count, operands)
+    rule = _RULES.get(equation.primitive, _by_vmap)
+    return [PerChain(result) for result in rule(equation, count, operands)]
 
 
 def _per_chain(value: Value, count: int) -> Array:
@@ -74,50 +78,50 @@ def _per_chain(value: Value, count: int) -> Array:
     return jax.lax.broadcast_in_dim(array, (*array.shape, count), tuple(range(array.ndim)))
 
 
-def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
     axes = tuple(-1 if isinstance(operand, PerChain) else None for operand in operands)
     arrays = [operand.array for operand in operands]
-    return jax.vmap(lambda *one: bind(equation, *one), axes, -1)(*arrays)
+    return jax.vmap(lambda *one: equation.bind(*one), axes, -1)(*arrays)
 
 
-def _elementwise(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+def _elementwise(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
     """Operands of one shape up to axes of length 1; the condition of a selection and the ends of a clamp may be scalars."""
-    shape = (*shape_of(equation.outvars[0]), count)
+    shape = (*equation.outputs[0].shape, count)
 
     def whole(operand: Value):
         array = _per_chain(operand, count)
         return array if array.ndim == len(shape) else jax.lax.broadcast_in_dim(array, shape, (len(shape) - 1,))
 
-    return bind(equation, *map(whole, operands))
+    return equation.bind(*map(whole, operands))
 
 
-def _same_axes(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+def _same_axes(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
     """Operations on named axes: those come before the chains', so nothing changes."""
-    return bind(equation, *(_per_chain(operand, count) for operand in operands))
+    return equation.bind(*(_per_chain(operand, count) for operand in operands))
 
 
 def _with(**changed: Callable[[tuple, int], Any]):
     """Operations whose parameters list all axes: each changed parameter takes up the chains' axis."""
 
-    def rule(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+    def rule(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
         if not isinstance(operands[0], PerChain) or any(isinstance(operand, PerChain) for operand in operands[1:]):
             return _by_vmap(equation, count, operands)
         given = {
             name: change(equation.params[name], count) for name, change in changed.items() if equation.params[name] is not None
         }
-        return bind(equation, *(operand.array for operand in operands), **given)
+        return equation.bind(*(operand.array for operand in operands), **given)
 
     return rule
 
 
-def _broadcast_in_dim(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+def _broadcast_in_dim(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
     shape, dimensions = equation.params["shape"], equation.params["broadcast_dimensions"]
     if len(operands) > 1:
         return _by_vmap(equation, count, operands)
     return [jax.lax.broadcast_in_dim(operands[0].array, (*shape, count), (*dimensions, len(shape)))]
 
 
-def _reshape(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+def _reshape(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
     if equation.params["dimensions"] is not None or len(operands) > 1:
         return _by_vmap(equation, count, operands)
     return [jax.lax.reshape(operands[0].array, (*equation.params["new_sizes"], count))]
@@ -126,57 +130,53 @@ def _reshape(equation: Equation, count: int, operands: list[Value]) -> list[Arra
 def _dynamic(num_arrays: int):
     """Slices at positions that are the same for all chains."""
 
-    def rule(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
+    def rule(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
         arrays, starts = operands[:num_arrays], operands[num_arrays:]
         if any(isinstance(start, PerChain) for start in starts) or not starts:
             return _by_vmap(equation, count, operands)
         zero = jnp.zeros((), jnp.asarray(starts[0].array).dtype)
         sizes = equation.params.get("slice_sizes")
         changed = {} if sizes is None else {"slice_sizes": (*sizes, count)}
-        return bind(equation, *(_per_chain(array, count) for array in arrays), *(start.array for start in starts), zero, **changed)
+        return equation.bind(*(_per_chain(array, count) for array in arrays), *(start.array for start in starts), zero, **changed)
 
     return rule
 
 
-def _bitcast(equation: Equation, count: int, operands: list[Value]) -> list[Array]:
-    same = shape_of(equation.invars[0]) == shape_of(equation.outvars[0])
+def _bitcast(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+    same = jnp.shape(operands[0].array)[:-1] == equation.outputs[0].shape
     return (_elementwise if same else _by_vmap)(equation, count, operands)
 
 
-def _scan(equation: Equation, count: int, operands: list[Value]) -> list[Value]:
+def _scan(loop: Scan, count: int, operands: list[Value]) -> list[Value]:
     """A scan with its loop inside out: one loop, of all chains."""
-    params = equation.params
-    num_consts, num_carry, body = params["num_consts"], params["num_carry"], params["jaxpr"]
-    consts, carry, xs = operands[:num_consts], operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
+    edge = loop.num_constants + loop.num_carry
+    constants, carry, xs = operands[: loop.num_constants], operands[loop.num_constants : edge], operands[edge:]
     kinds = [type(x) for x in xs]
 
     def step(carry, xs):
-        arguments = [*consts, *map(PerChain, carry), *(kind(x) for kind, x in zip(kinds, xs, strict=True))]
-        results = _run(body.jaxpr, count, [Once(const) for const in body.consts], arguments)
-        arrays = [_per_chain(result, count) for result in results]
-        return arrays[:num_carry], arrays[num_carry:]
+        inputs = [*constants, *map(PerChain, carry), *(kind(x) for kind, x in zip(kinds, xs, strict=True))]
+        arrays = [_per_chain(result, count) for result in _run(loop.body, count, inputs)]
+        return arrays[: loop.num_carry], arrays[loop.num_carry :]
 
     start = [_per_chain(value, count) for value in carry]
-    options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    carry_out, ys = jax.lax.scan(step, start, [x.array for x in xs], **options)
+    carry_out, ys = jax.lax.scan(step, start, [x.array for x in xs], loop.length, loop.reverse)
     return [PerChain(array) for array in (*carry_out, *ys)]
 
 
-def _cond(equation: Equation, count: int, operands: list[Value]) -> list[Value]:
+def _cond(choice: Cond, count: int, operands: list[Value]) -> list[Value]:
     """A branch that all chains take together."""
     index, *rest = operands
     kinds = [type(value) for value in rest]
 
-    def along(branch):
+    def along(branch: Program):
         def run(*arrays):
             values = [kind(array) for kind, array in zip(kinds, arrays, strict=True)]
-            results = _run(branch.jaxpr, count, [Once(const) for const in branch.consts], values)
-            return [_per_chain(result, count) for result in results]
+            return [_per_chain(result, count) for result in _run(branch, count, values)]
 
         return run
 
-    branches = [along(branch) for branch in equation.params["branches"]]
-    return [PerChain(array) for array in jax.lax.switch(index.array, branches, *(value.array for value in rest))]
+    arrays = jax.lax.switch(index.array, [along(branch) for branch in choice.branches], *(value.array for value in rest))
+    return [PerChain(array) for array in arrays]
 
 
 _ELEMENTWISE = """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import equinox
 import jax
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from jax.extend.core import JaxprEqn as Equation
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import Literal, Primitive
+from jax.interpreters import batching, mlir
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
@@ -32,36 +35,221 @@ def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
     return any(isinstance(const, Tracer) for const in consts)
 
 
-def evaluate(jaxpr: Jaxpr, consts: list, arguments: list, apply: Callable[[Equation, list], list], literal: Callable) -> list:
-    """The results of a jaxpr on values of any kind: `apply(equation, operands)` for each equation in turn."""
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
-    read = lambda variable: literal(variable.val) if isinstance(variable, Literal) else values[variable]
+# Programs: a jaxpr with its calls inlined, in terms of our own, so that nothing else reads a jaxpr's parameters.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Variable:
+    """A value's place in a program."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """A literal, or a value that the program closes over."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """Equations in order, from inputs to outputs."""
+
+    inputs: tuple[Variable, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Variable | Constant, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """`body(*constants, *carry, *slice of xs) -> (*carry, *slice of ys)`."""
+
+    body: Program
+    num_constants: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """`condition(*condition constants, *carry)`, `body(*body constants, *carry) -> carry`."""
+
+    condition: Program
+    body: Program
+    num_condition_constants: int
+    num_body_constants: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cond:
+    """`branches[index](*operands)`; the index is the equation's first input."""
+
+    branches: tuple[Program, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation:
+    """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a conditional."""
+
+    primitive: str
+    inputs: tuple[Variable | Constant, ...]
+    outputs: tuple[Variable, ...]
+    params: dict[str, Any]
+    control: Scan | While | Cond | None
+    _equation: Any
+    _called_at: str
+
+    @property
+    def where(self) -> str:
+        """The line of user code that it comes from, as far as is known."""
+        return _where(self._equation) or self._called_at
+
+    def bind(self, *operands: Any, **changed: Any) -> tuple[Any, ...]:
+        """The primitive itself, under whatever transformations the operands are traced by, with some parameters changed."""
+        primitive = self._equation.primitive
+        with self._equation.ctx.manager:
+            outputs = primitive.bind(*operands, **primitive.get_bind_params({**self._equation.params, **changed}))
+        return tuple(outputs) if primitive.multiple_results else (outputs,)
+
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+_CUSTOM_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+def program(function: Callable[..., Any], *arguments: Any, differentiated: bool = True) -> tuple[Program, Any]:
+    """The program that computes the leaves of `function(*arguments)` from the leaves of `arguments`, and the result's form.
+
+    Functions with derivatives of their own are taken whole if the program is to be differentiated, else inlined like any other.
+    """
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return _program(closed, _CALLS if differentiated else _CALLS | _CUSTOM_DERIVATIVES), shape
+
+
+def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program:
+    """A jaxpr as a program of fresh variables; equations that nothing needs are left out."""
+    inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
+    equations: list[Equation] = []
+    outputs = _inline(closed, calls, inputs, equations, called_at)
+    needed = {atom for atom in outputs if isinstance(atom, Variable)}
+    kept = []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outputs):
+            kept.append(equation)
+            needed.update(atom for atom in equation.inputs if isinstance(atom, Variable))
+    return Program(inputs, tuple(reversed(kept)), outputs)
+
+
+def _inline(
+    closed: Any, calls: dict[str, str], operands: tuple[Any, ...], equations: list[Equation], called_at: str
+) -> tuple[Any, ...]:
+    """Appends the equations of a jaxpr applied to `operands`; returns its outputs."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    names.update(zip(jaxpr.constvars, map(Constant, getattr(closed, "consts", ())), strict=True))
+    look_up = lambda atom: Constant(atom.val) if isinstance(atom, Literal) else names[atom]
     for equation in jaxpr.eqns:
-        values.update(zip(equation.outvars, apply(equation, [read(variable) for variable in equation.invars]), strict=True))
-    return [read(variable) for variable in jaxpr.outvars]
+        name, inputs = equation.primitive.name, tuple(map(look_up, equation.invars))
+        if name in calls:
+            outputs = _inline(equation.params[calls[name]], calls, inputs, equations, _where(equation) or called_at)
+        else:
+            outputs = tuple(_fresh(variable) for variable in equation.outvars)
+            control = _control(equation, calls, called_at)
+            equations.append(Equation(name, inputs, outputs, equation.params, control, equation, called_at))
+        names.update(zip(equation.outvars, outputs, strict=True))
+    return tuple(map(look_up, jaxpr.outvars))
 
 
-def bind(equation: Equation, *operands: Any, **changed: Any) -> list:
-    """The equation's operation on other operands, with some of its parameters changed."""
-    primitive = equation.primitive
-    with equation.ctx.manager:
-        results = primitive.bind(*operands, **primitive.get_bind_params({**equation.params, **changed}))
-    return list(results) if primitive.multiple_results else [results]
+def _fresh(variable: Any) -> Variable:
+    return Variable(tuple(variable.aval.shape), variable.aval.dtype)
 
 
-def inner_jaxpr(equation: Equation) -> ClosedJaxpr | None:
-    """What an equation that merely calls another jaxpr calls, where no derivative is to be taken any more."""
-    called = {
-        "jit": "jaxpr",
-        "pjit": "jaxpr",
-        "closed_call": "call_jaxpr",
-        "custom_jvp_call": "call_jaxpr",
-        "custom_vjp_call": "call_jaxpr",
-    }
-    name = equation.primitive.name
-    return equation.params[called[name]] if name in called else None
+def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | While | Cond | None:
+    params = equation.params
+    inner = lambda closed: _program(closed, calls, _where(equation) or called_at)
+    match equation.primitive.name:
+        case "scan":
+            if "num_carry" in params:
+                num_constants, num_carry = params["num_consts"], params["num_carry"]
+            else:
+                num_constants, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+            return Scan(inner(params["jaxpr"]), num_constants, num_carry, params["length"], params["reverse"])
+        case "while":
+            condition, body = inner(params["cond_jaxpr"]), inner(params["body_jaxpr"])
+            return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
+        case "cond":
+            return Cond(tuple(inner(branch) for branch in params["branches"]))
+        case _:
+            return None
 
 
-def shape_of(variable: Any) -> tuple[int, ...]:
-    """The shape of a variable of a jaxpr."""
-    return variable.aval.shape
+def inner_primitives(equation: Equation) -> set[str]:
+    """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp` function."""
+    found: set[str] = set()
+
+    def visit(parameter):
+        if isinstance(parameter, tuple | list):
+            for part in parameter:
+                visit(part)
+        elif hasattr(parameter, "eqns"):
+            for inner in parameter.eqns:
+                found.add(inner.primitive.name)
+                for value in inner.params.values():
+                    visit(value)
+
+    for value in equation.params.values():
+        visit(value)
+    return found
+
+
+_NOT_USER_CODE = tuple(str(pathlib.Path(file).parent) for file in (jax.__file__, equinox.__file__, __file__) if file)
+
+
+def _where(equation: Any) -> str:
+    """The line of user code that an equation comes from, as far as is known."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith(_NOT_USER_CODE):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return ""
+
+
+def new_primitive(
+    name: str,
+    implementation: Callable[..., list[Any]],
+    abstract: Callable[..., list[Any]],
+    batched: Callable[..., dict[str, Any]] = lambda **params: params,
+) -> Callable[..., list[Any]]:
+    """A primitive with several results: how it is computed, and what shapes come out. Returns its `bind`.
+
+    A batch becomes the leading axis of every operand and of every result; `batched` are the parameters that say so.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *operands, **params: jax.jit(lambda *xs: implementation(*xs, **params))(*operands))
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
+
+    def batch(operands, axes, **params):
+        size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
+        repeat = lambda operand: jax.numpy.broadcast_to(operand, (size, *jax.numpy.shape(operand)))
+        lead = lambda operand, axis: repeat(operand) if axis is None else jax.numpy.moveaxis(operand, axis, 0)
+        outputs = primitive.bind(*map(lead, operands, axes), **batched(**params))
+        return outputs, [0] * len(outputs)
+
+    batching.primitive_batchers[primitive] = batch
+    return primitive.bind
+
+
+def shaped(shape: tuple[int, ...], dtype: Any) -> ShapedArray:
+    """The abstract value of an array."""
+    return ShapedArray(shape, dtype)

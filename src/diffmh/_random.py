@@ -39,12 +39,25 @@ def written_out(key: Key[Array, "*n"]) -> Key[Array, "*n"]:
 
 
 def _bits(key: UInt32[Array, "2"], width: int, shape: tuple[int, ...]) -> Array:
-    size = math.prod(shape)
-    if width != 32 or size >= 2**32:
+    if width != 32 or math.prod(shape) >= 2**32:
         return jax.random.bits(_standard(key), shape, jnp.dtype(f"uint{width}"))
-    counter = jax.lax.iota(jnp.uint32, size).reshape(shape)
-    left, right = threefry(key, jnp.zeros_like(counter), counter)
+    left, right = _count(key, shape)
     return left ^ right
+
+
+def _split(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> UInt32[Array, "*n 2"]:
+    return jnp.stack(_count(key, shape), axis=-1)
+
+
+def _fold_in(key: UInt32[Array, "2"], data: UInt32[Array, ""] | int) -> UInt32[Array, "2"]:
+    data = jnp.asarray(data, jnp.uint32)
+    return jnp.stack(threefry(key, jnp.zeros_like(data), data))
+
+
+def _count(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> tuple[UInt32[Array, "*n"], UInt32[Array, "*n"]]:
+    """Threefry of 0, 1, 2, …"""
+    counter = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return threefry(key, jnp.zeros_like(counter), counter)
 
 
 def _standard(data: UInt32[Array, "2"]) -> Key[Array, ""]:
@@ -54,9 +67,9 @@ def _standard(data: UInt32[Array, "2"]) -> Key[Array, ""]:
 _WRITTEN_OUT = define_prng_impl(
     key_shape=(2,),
     seed=lambda seed: jax.random.key_data(jax.random.key(seed, impl="threefry2x32")),
-    split=lambda key, shape: jax.random.key_data(jax.random.split(_standard(key), shape)),
+    split=_split,
     random_bits=_bits,
-    fold_in=lambda key, data: jax.random.key_data(jax.random.fold_in(_standard(key), data)),
+    fold_in=_fold_in,
     name="threefry2x32 written out",
     tag="fryw",
 )

@@ -62,12 +62,12 @@ def propagate(
     """The coupled step of every alternative. They share its noise: each is a coupling with the primal by itself."""
     step = without_gradients(step)
     move = lambda y: kernel.coupled_step(parameters.value_only(), step, y, noise, coupling_noise)
-    return _each_slot(move, alternatives.state)
+    return each_slot(move, alternatives.state)
 
 
 def drop_recoupled(alternatives: Alternatives, primal: State) -> Alternatives:
     """Empties the slots whose alternative is where the primal is: they will stay together."""
-    recoupled = _each_slot(lambda y: met(y, primal), alternatives.state)
+    recoupled = each_slot(lambda y: met(y, primal), alternatives.state)
     return Alternatives(alternatives.state, jnp.where(recoupled[:, None], 0.0, alternatives.weight))
 
 
@@ -83,32 +83,43 @@ def prune(
     `candidate` holds the weights of flipping each decision of the step, and `s = ‖w‖`. An empty slot weighs nothing, so it is
     taken first. Also returns which slot has a new alternative.
     """
-    scores = alternatives.score
+    _, old_score = _lightest(alternatives.score)
+    index, new_score, new_weight = pick(candidate, uniform, old_score)
+    weight, replaced = compete(alternatives.weight, new_weight, new_score, uniform)
+    newborn = _trees.repeat(without_gradients(kernel.flipped(step, index)), weight.shape[0])
+    return Alternatives(_trees.select(replaced, newborn, alternatives.state), weight), replaced
+
+
+def compete(
+    weight: Float[Array, "K P"], new_weight: Float[Array, "P"], new_score: Float[Array, ""], uniform: Float[Array, ""]
+) -> tuple[Float[Array, "K P"], Bool[Array, "K"]]:
+    """Keeps the lightest alternative or the new one, in proportion to their scores: the weights, and the new one's slot."""
+    scores = norm(weight.T)
     slot, old_score = _lightest(scores)
-    index, new_score, new_weight = _pick(candidate, uniform, old_score)
     total = new_score + old_score
     # An empty slot takes the candidate even where `uniform * total` rounds up to it.
     born = (uniform * total < new_score) | ((old_score == 0) & (new_score > 0))
     replaced = slot & born
-
-    state = _trees.select(replaced, _trees.repeat(without_gradients(kernel.flipped(step, index)), scores.size), alternatives.state)
     safe = lambda score: jnp.where(score > 0, score, 1.0)
     grown = jnp.where(slot, total / safe(scores), 1.0)
-    weight = jnp.where(replaced[:, None], new_weight * (total / safe(new_score)), alternatives.weight * grown[:, None])
-    return Alternatives(state, weight), replaced
+    return jnp.where(replaced[:, None], new_weight * (total / safe(new_score)), weight * grown[:, None]), replaced
 
 
 def contribution(alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]) -> Float[Array, "P F"]:
     """`Σ_k W_k ⊗ (f(y_k) − f(x))`."""
-    difference = jnp.where(alternatives.alive[:, None], values - primal_value, 0.0)
+    return weighted(alternatives.weight, alternatives.alive, values - primal_value)
+
+
+def weighted(weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K F"]) -> Float[Array, "P F"]:
+    """`Σ_k W_k ⊗ difference_k` over the living."""
+    difference = jnp.where(alive[:, None], difference, 0.0)
     # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of thousands of chains.
-    terms = [weight[:, None] * change for weight, change in zip(alternatives.weight, difference, strict=True)]
-    return functools.reduce(jnp.add, terms)
+    return functools.reduce(jnp.add, [w[:, None] * change for w, change in zip(weight, difference, strict=True)])
 
 
 def values(function, alternatives: Alternatives) -> Float[Array, "K F"]:
     """`f(y_k)`."""
-    return _each_slot(function, alternatives.state)
+    return each_slot(function, alternatives.state)
 
 
 def norm(vector: Float[Array, "P *D"]) -> Float[Array, "*D"]:
@@ -118,7 +129,7 @@ def norm(vector: Float[Array, "P *D"]) -> Float[Array, "*D"]:
     return jnp.sqrt(jnp.sum(vector**2, axis=0))
 
 
-def _each_slot(function, state: State):
+def each_slot(function, state: State):
     """`function` of each slot's state; one slot needs no `vmap`, whose batched primitives may be slower."""
     if jax.tree.leaves(state)[0].shape[0] > 1:
         return jax.vmap(function)(state)
@@ -133,7 +144,7 @@ def _lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array,
     return jnp.arange(scores.shape[0]) == jnp.argmin(scores), jnp.min(scores)
 
 
-def _pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score: Float[Array, ""]):
+def pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score: Float[Array, ""]):
     """One of the D candidates in proportion to its score: its index, the total score, its weight scaled to that total.
 
     The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs + S) < Σs`, `v` is

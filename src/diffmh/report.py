@@ -55,8 +55,8 @@ class Report(eqx.Module):
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = ["value    " + _with_errors(self.value, self.value_error)]
-        lines.append("gradient " + _with_errors(self.gradient, self.gradient_error))
+        lines = ["value    " + with_errors(self.value, self.value_error)]
+        lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
         least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
         facts = [f"accepted {self.acceptance_rate:.1%}", f"effective samples {least:,.0f}"]
         if not math.isnan(self.alive_fraction):
@@ -70,8 +70,8 @@ class Report(eqx.Module):
 
 def report(chains: RunChains) -> Report:
     """Summarises the chains of a run."""
-    value, value_error = _mean_and_error(chains.value)
-    slope, slope_error = _mean_and_error(chains.jacobian)
+    value, value_error = mean_and_error(chains.value)
+    slope, slope_error = mean_and_error(chains.jacobian)
     findings = [_find(outcome) for outcome in chains.outcomes]
     effective = [finding.effective_samples for finding in findings]
     # A composed value has no samples of its own: it is as good as the worst expectation behind it.
@@ -80,8 +80,8 @@ def report(chains: RunChains) -> Report:
     return Report(
         value=like_value(value),
         value_error=like_value(value_error),
-        gradient=_gradient_tree(chains, slope),
-        gradient_error=_gradient_tree(chains, slope_error),
+        gradient=gradient_tree(chains.unflatten, chains.theta, slope),
+        gradient_error=gradient_tree(chains.unflatten, chains.theta, slope_error),
         acceptance_rate=min(finding.acceptance_rate for finding in findings),
         recoupling_time=_largest(finding.recoupling_time for finding in findings),
         alive_fraction=_largest(finding.alive_fraction for finding in findings),
@@ -181,24 +181,24 @@ def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
     return np.where(positive, lengths.sum() * means.shape[-1] * variance / np.where(positive, longest, 1.0), np.nan)
 
 
-def _mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:
     values = np.asarray(per_chain)
     return values.mean(axis=-1), values.std(axis=-1, ddof=1) / math.sqrt(values.shape[-1])
 
 
-def _gradient_tree(chains: RunChains, flat: Float[np.ndarray, "P F"]) -> PyTree:
-    """A flat Jacobian as f's tree of theta's trees."""
-    _, unravel = ravel_pytree(chains.theta)
+def gradient_tree(unflatten: Callable[[Float[Array, "F P"]], PyTree], theta: PyTree, flat: Float[np.ndarray, "P F"]) -> PyTree:
+    """A flat Jacobian as f's tree of theta's trees; `unflatten` puts f's flat values, with a further axis, into f's form."""
+    _, unravel = ravel_pytree(theta)
 
     def like_theta(leaf):
         rows = leaf.reshape(leaf.shape[0], -1)
         trees = jax.vmap(unravel, in_axes=-1)(rows)
         return jax.tree.map(lambda part: part.reshape(*leaf.shape[1:], *part.shape[1:]), trees)
 
-    return jax.tree.map(like_theta, chains.unflatten(jnp.asarray(flat).T))
+    return jax.tree.map(like_theta, unflatten(jnp.asarray(flat).T))
 
 
-def _with_errors(value: PyTree, error: PyTree) -> str:
+def with_errors(value: PyTree, error: PyTree) -> str:
     """`1.234 ± 0.005` at each leaf, arrays element by element, in the tree's own form."""
     texts = jax.tree.map(_leaf_with_errors, value, error)
     if jax.tree.structure(value) == jax.tree.structure(0):

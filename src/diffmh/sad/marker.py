@@ -1,0 +1,30 @@
+"""linear: the promise that a value enters the result linearly."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .. import _compat, _trees
+
+LINEAR = "sad_linear"
+
+
+def linear(value: PyTree) -> PyTree:
+    """`value`, which enters the program's result only linearly: it is turned into derivative here.
+
+    The analysis finds linear use by itself; the marker makes sure of it: a use that is not linear is an error that names the
+    marker's line. Integers and booleans become floats.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from diffmh import sad
+    >>> mean = sad.expectation(lambda p, key: sad.linear(sad.bernoulli(key, jnp.full(9, p))).mean())
+    >>> round(float(jax.grad(mean)(0.3, jax.random.key(0))), 3)
+    1.0
+    """
+    real = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
+    return jax.tree.map(lambda leaf: _linear(real(leaf))[0], _trees.strong(value))
+
+
+_linear = _compat.new_primitive(LINEAR, lambda x: [x], lambda x: [_compat.shaped(x.shape, x.dtype)])

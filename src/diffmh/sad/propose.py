@@ -1,0 +1,98 @@
+"""propose: a proposal of the core within a program, where alternatives propose by a coupling."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from .. import _compat, _rounding, _trees, _validate, couplings, proposals
+from ..couplings import Coupling
+from ..proposals import Proposal
+
+PROPOSE = "sad_propose"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """The static half of a proposal: how its operands are put together again."""
+
+    structure: Any
+    sizes: tuple[int, ...]
+    static: Any
+
+    def unflatten(self, operands):
+        """`(proposal, coupling), noise, x`."""
+        _, arrays, noise, x = jax.tree.unflatten(self.structure, operands)
+        return eqx.combine(arrays, self.static), _settled(noise), x
+
+    def propose(self, *operands):
+        """`x'`, flat."""
+        (proposal, _), noise, x = self.unflatten(operands)
+        return jax.tree.leaves(_settled(proposals.move(proposal, x, noise)))
+
+    def coupling_noise(self, key, arrays, x, num_steps):
+        """The coupling's own randomness for some steps, given the proposal's and its arrays; of `x` only the shapes count."""
+        structures = jax.tree.structure(self.structure.unflatten(range(self.structure.num_leaves)))
+        _, array_structure, _, x_structure = structures.children()
+        proposal, coupling = eqx.combine(jax.tree.unflatten(array_structure, arrays), self.static)
+        return couplings.draw(coupling, proposal, key, jax.tree.unflatten(x_structure, x), num_steps)
+
+    def couple(self, x_new, operands, alternative_x, coupling_noise):
+        """`y'` beside `x'`, flat."""
+        (proposal, coupling), noise, x = self.unflatten(operands)
+        like_x = lambda leaves: jax.tree.unflatten(jax.tree.structure(x), leaves)
+        y, x_new = like_x(alternative_x), like_x(x_new)
+        return jax.tree.leaves(couplings.couple(coupling, proposal, x, x_new, y, noise, coupling_noise))
+
+
+def propose(key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, x: PyTree) -> PyTree:
+    """`x' ~ q(· | x)`. In an alternative, `y'` is drawn by the coupling beside the primal's `x'`; `None` takes the proposal's best.
+
+    **Refused**: a proposal that depends on theta or on a draw of the program, and a coupling that makes no sense for it.
+
+    >>> import jax, diffmh
+    >>> from diffmh import sad
+    >>> sad.propose(jax.random.key(0), diffmh.GaussianWalk(1.0), None, jax.numpy.zeros(3)).shape
+    (3,)
+    """
+    where = "sad.propose(key, proposal, coupling, x)"
+    _validate.instance(proposal, Proposal, where, "proposal")
+    chosen = couplings.best_coupling(proposal) if coupling is None else _validate.instance(coupling, Coupling, where, "coupling")
+    couplings.refuse_mismatch(chosen, proposal)
+    key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
+    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
+    noise = first(proposals.draw(proposal, key, x, 1))
+    arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
+    parts = (key, arrays, noise, x)
+    operands, structure = jax.tree.flatten(parts)
+    form = Form(structure, tuple(len(jax.tree.leaves(part)) for part in parts), static)
+    return jax.tree.unflatten(jax.tree.structure(x), _propose(*operands, form=form, batches=0))
+
+
+def _settled(tree: PyTree) -> PyTree:
+    """Rounded here and now, so that every use of `x'` sees the same bits: a chain that met another stays with it."""
+    is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jax.tree.map(lambda leaf: _rounding.settle(leaf, jnp.isnan(leaf)) if is_float(leaf) else leaf, tree)
+
+
+def _implementation(*operands, form, batches):
+    function = form.propose
+    for _ in range(batches):
+        function = jax.vmap(function)
+    return function(*operands)
+
+
+def _abstract(*operands, form, batches):
+    return [_compat.shaped(operand.shape, operand.dtype) for operand in operands[len(operands) - form.sizes[-1] :]]
+
+
+def _batched(*, form, batches):
+    return {"form": form, "batches": batches + 1}
+
+
+_propose = _compat.new_primitive(PROPOSE, _implementation, _abstract, _batched)
