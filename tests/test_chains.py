@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import diffmh
-from diffmh import _random
 from diffmh._chains import over_chains
 
 X = jax.random.normal(jax.random.key(0), (3, 4, 5))
+TABLE = jnp.arange(10.0, 17.0)
 WEIGHTS = jax.random.normal(jax.random.key(1), (4, 2))
 
 FUNCTIONS = {
@@ -26,6 +26,7 @@ FUNCTIONS = {
     "products of matrices": lambda x: (x @ WEIGHTS, WEIGHTS.T @ x.T, jnp.einsum("ij,kj->ik", x, x)),
     "gathered and scattered": lambda x: (x[:, jnp.argmax(x[0])], x.at[0, 1].set(9.0), x.at[jnp.array([0, 2])].add(1.0)),
     "sorted": lambda x: jnp.sort(x, axis=0),
+    "an entry of a table": lambda x: (TABLE[jnp.argmax(x[0])], x[0][jnp.argmax(x[1])], TABLE[jnp.argmax(x[0]) + 9], TABLE[-1]),
     "a slice anywhere": lambda x: jax.lax.dynamic_slice(x, (jnp.int32(1), jnp.int32(2)), (2, 2)),
     "an update anywhere": lambda x: jax.lax.dynamic_update_slice(jnp.zeros((3, 4)), x[:2, :2], (jnp.int32(1), jnp.int32(2))),
     "bits": lambda x: (jax.lax.bitcast_convert_type(x, jnp.uint32) ^ 1, jax.lax.bitcast_convert_type(x, jnp.uint8)),
@@ -62,11 +63,38 @@ def test_chains_stay_last():
     assert "transpose" in str(jax.make_jaxpr(jax.vmap(function, -1, -1))(X))
 
 
-@pytest.mark.parametrize("draw", [jax.random.bits, jax.random.uniform, jax.random.normal, jax.random.rademacher])
-def test_threefry_written_out_is_jaxs(draw):
-    keys = jax.random.split(jax.random.key(7), 3)
-    each = jax.vmap(lambda key: draw(jax.random.fold_in(jax.random.split(key)[0], 5), (4, 5)))
-    np.testing.assert_array_equal(each(_random.written_out(keys)), each(keys))
+RANDOM = {
+    "in a loop": lambda key: jax.lax.scan(lambda x, key: (x + jax.random.normal(key), None), 0.0, jax.random.split(key, 7))[0],
+    "splits": lambda key: [jax.random.uniform(k, (2,)) for k in jax.random.split(jax.random.fold_in(key, 3), 3)],
+    "carried": lambda key: jax.lax.fori_loop(0, 4, lambda i, k: jax.random.fold_in(jax.random.split(k)[1], i), key),
+    "chosen": lambda key: jax.lax.cond(jax.random.bernoulli(key), lambda k: jax.random.split(k)[0], lambda k: k, key),
+    "many and few bits": lambda key: (
+        jax.random.bits(key, (3, 5)),
+        jax.random.bits(key, (2,), jnp.uint8),
+        jax.random.key_data(key),
+    ),
+    "mapped": lambda key: jax.vmap(jax.random.exponential)(jax.random.split(key, (4, 2)).reshape(8)),
+    "until": lambda key: jax.lax.while_loop(lambda k: jax.random.uniform(k) < 0.7, lambda k: jax.random.split(k)[0], key),
+    "of other shapes": lambda key: jax.vmap(lambda k: jax.random.bits(jax.random.fold_in(k, 1), (3,)))(
+        jax.random.split(key, (2, 5)).ravel()
+    ),
+    "by the hundred": lambda key: jax.vmap(lambda k: jax.random.uniform(k, (7, 11)), out_axes=1)(jax.random.split(key, 5)),
+    "counts": lambda key: jax.random.poisson(key, 3.0, (4,)),
+    "stacked": lambda key: jax.random.normal(jnp.stack([key, jax.random.split(key)[0]])[1]),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_draws_over_chains_are_jaxs(name):
+    """Whatever becomes of keys, chains draw what they would have drawn alone from JAX's own."""
+    keys = jax.random.split(jax.random.key(5), 6)
+    bare = lambda tree: [
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
+    ]
+    found = over_chains(lambda key: bare(RANDOM[name](key)))(keys)
+    wanted = jax.vmap(lambda key: bare(RANDOM[name](key)), out_axes=-1)(keys)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_keys_of_other_kinds():

@@ -25,8 +25,17 @@ def problems(kind: str, part: int):
 
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("coupling", COUPLINGS, ids=str)
-@pytest.mark.parametrize("alternatives", [1, pytest.param(2, marks=pytest.mark.thorough), 4])
-@pytest.mark.parametrize("weights", ["two-sided", "one-sided"])
+@pytest.mark.parametrize(
+    ("weights", "alternatives"),
+    [
+        ("two-sided", 1),
+        pytest.param("two-sided", 2, marks=pytest.mark.thorough),
+        ("two-sided", 4),
+        ("one-sided", 1),
+        pytest.param("one-sided", 2, marks=pytest.mark.thorough),
+        pytest.param("one-sided", 4, marks=pytest.mark.thorough),
+    ],
+)
 def test_random_chains(weights, alternatives, coupling, part):
     """One-sided weights have heavy tails where α is near 1: more runs."""
     num_samples, burn_in = LENGTHS[part]
@@ -138,7 +147,9 @@ def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
     assert np.abs(exact_slope).max() > 0.1
 
 
-@pytest.mark.parametrize("coupling", [None, diffmh.Maximal(), diffmh.Independent()], ids=str)
+@pytest.mark.parametrize(
+    "coupling", [None, pytest.param(diffmh.Maximal(), marks=pytest.mark.thorough), diffmh.Independent()], ids=str
+)
 def test_normal_at_stationarity(coupling):
     """E[x] = θ and E[x²] = 1 + θ²: derivatives 1 and 2θ, from a start in the stationary distribution."""
     kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38), coupling)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import Array, ArrayLike, Key, PyTree
 
-from . import _compat
-from ._compat import Cond, Constant, Equation, Program, Scan
+from . import _compat, _random
+from ._compat import Cond, Constant, Equation, Program, Scan, Variable
 
 
 def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -27,12 +28,37 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         count = leaves[0].shape[-1]
         one = [jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype) for leaf in leaves]
         program, form = _compat.program(lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False)
-        results = _run(program, count, [PerChain(leaf) for leaf in leaves])
+        results = _run(program, count, [_take_in(leaf) for leaf in leaves])
         return jax.tree.structure(form).unflatten([_per_chain(value, count) for value in results])
 
     return mapped
 
 
+def mapped_over_chains(function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+    """`function(*arguments)`, for which `jax.vmap` from outside is `over_chains`."""
+    arrays, rest = eqx.partition((function, *arguments), eqx.is_array)
+    leaves, structure = jax.tree.flatten(arrays)
+
+    def call(*leaves):
+        function, *arguments = eqx.combine(structure.unflatten(leaves), rest)
+        return function(*arguments)
+
+    def over_axis(size, batched, *leaves):
+        last = [jnp.moveaxis(leaf, 0, -1) for leaf, moves in zip(leaves, batched, strict=True) if moves]
+
+        def one(*mapped):
+            mapped = iter(mapped)
+            return call(*(next(mapped) if moves else leaf for leaf, moves in zip(leaves, batched, strict=True)))
+
+        results = over_chains(one)(*last)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), results), jax.tree.map(lambda _: True, results)
+
+    mapped = jax.custom_batching.custom_vmap(call)
+    mapped.def_vmap(over_axis)
+    return mapped(*leaves)
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PerChain:
     """An array with the chains as its last axis."""
@@ -40,6 +66,7 @@ class PerChain:
     array: Array
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Once:
     """An array, or a number, that is the same for all chains."""
@@ -47,7 +74,24 @@ class Once:
     array: ArrayLike
 
 
-Value = PerChain | Once
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Keys:
+    """Random keys with the chains as their last axis, as two arrays of words: side by side in memory, words would not vectorise."""
+
+    left: Array
+    right: Array
+
+    @property
+    def array(self) -> Key[Array, "*n C"]:
+        return _random.from_words(self.left, self.right)
+
+    def each(self, function: Callable[[PerChain], Sequence[Array]]) -> list[Value]:
+        """What moves keys about moves both words alike."""
+        return [Keys(*words) for words in zip(function(PerChain(self.left)), function(PerChain(self.right)), strict=True)]
+
+
+Value = PerChain | Once | Keys
 
 
 def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
@@ -60,19 +104,43 @@ def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
 
 
 def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
-    if not any(isinstance(operand, PerChain) for operand in operands):
+    if all(isinstance(operand, Once) for operand in operands):
         return [Once(result) for result in equation.bind(*(operand.array for operand in operands))]
     if isinstance(equation.control, Scan):
         return _scan(equation.control, count, operands)
     if isinstance(equation.control, Cond) and isinstance(operands[0], Once):
         return _cond(equation.control, count, operands)
+    if any(isinstance(operand, Keys) for operand in operands):
+        return _of_keys(equation, count, operands)
     rule = _RULES.get(equation.primitive, _by_vmap)
-    return [PerChain(result) for result in rule(equation, count, operands)]
+    return [_take_in(result) for result in rule(equation, count, operands)]
+
+
+def _take_in(array: Array) -> Value:
+    """An array with chains last; keys by their words, if we know how to draw from those."""
+    return Keys(*_random.words(array)) if _random.is_threefry(array) else PerChain(array)
+
+
+def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
+    """Draws from keys, and what becomes of keys as arrays."""
+    name, (first, *rest) = equation.primitive, operands
+    if isinstance(first, Keys) and not rest and name in _MOVES:
+        return first.each(lambda words: _RULES.get(name, _by_vmap)(equation, count, [words]))
+    if isinstance(first, Keys) and name in ("random_split", "random_bits", "random_fold_in"):
+        words = (first.left, first.right)
+        if name == "random_split":
+            return [Keys(*_random.split(words, equation.params["shape"]))]
+        if name == "random_bits" and equation.params["bit_width"] == 32:
+            return [PerChain(_random.bits(words, equation.params["shape"]))]
+        if name == "random_fold_in" and first.left.ndim == 1:
+            return [Keys(*_random.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
+    typed: list[Value] = [PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value for value in operands]
+    return [_take_in(result) for result in _by_vmap(equation, count, typed)]
 
 
 def _per_chain(value: Value, count: int) -> Array:
     """The array with chains last, whether or not they differ."""
-    if isinstance(value, PerChain):
+    if not isinstance(value, Once):
         return value.array
     array = jnp.asarray(value.array)
     return jax.lax.broadcast_in_dim(array, (*array.shape, count), tuple(range(array.ndim)))
@@ -127,6 +195,19 @@ def _reshape(equation: Equation, count: int, operands: list[Value]) -> Sequence[
     return [jax.lax.reshape(operands[0].array, (*equation.params["new_sizes"], count))]
 
 
+def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+    """An entry of a short table, each chain at its own position, by comparisons (a gather is slower); or a common slice."""
+    table, *starts = operands
+    size = equation.inputs[0].shape[0] if isinstance(equation.inputs[0], Variable) else jnp.shape(table.array)[0]
+    if equation.params["slice_sizes"] != (1,) or size > _SHORT or not isinstance(starts[0], PerChain):
+        return _dynamic(1)(equation, count, operands)
+    rows = jnp.asarray(table.array)
+    entry = jnp.broadcast_to(rows[0], (count,))
+    for i in range(1, size):
+        entry = jnp.where(starts[0].array >= i, rows[i], entry)
+    return [entry[None]]
+
+
 def _dynamic(num_arrays: int):
     """Slices at positions that are the same for all chains."""
 
@@ -151,32 +232,26 @@ def _scan(loop: Scan, count: int, operands: list[Value]) -> list[Value]:
     """A scan with its loop inside out: one loop, of all chains."""
     edge = loop.num_constants + loop.num_carry
     constants, carry, xs = operands[: loop.num_constants], operands[loop.num_constants : edge], operands[edge:]
-    kinds = [type(x) for x in xs]
+    per_chain = lambda values: [_for_each(value, count) for value in values]
 
     def step(carry, xs):
-        inputs = [*constants, *map(PerChain, carry), *(kind(x) for kind, x in zip(kinds, xs, strict=True))]
-        arrays = [_per_chain(result, count) for result in _run(loop.body, count, inputs)]
-        return arrays[: loop.num_carry], arrays[loop.num_carry :]
+        results = per_chain(_run(loop.body, count, [*constants, *carry, *xs]))
+        return results[: loop.num_carry], results[loop.num_carry :]
 
-    start = [_per_chain(value, count) for value in carry]
-    carry_out, ys = jax.lax.scan(step, start, [x.array for x in xs], loop.length, loop.reverse)
-    return [PerChain(array) for array in (*carry_out, *ys)]
+    carry, ys = jax.lax.scan(step, per_chain(carry), xs, loop.length, loop.reverse)
+    return [*carry, *ys]
 
 
 def _cond(choice: Cond, count: int, operands: list[Value]) -> list[Value]:
     """A branch that all chains take together."""
     index, *rest = operands
-    kinds = [type(value) for value in rest]
+    along = lambda branch: lambda *values: [_for_each(result, count) for result in _run(branch, count, list(values))]
+    return jax.lax.switch(jnp.asarray(index.array), [along(branch) for branch in choice.branches], *rest)
 
-    def along(branch: Program):
-        def run(*arrays):
-            values = [kind(array) for kind, array in zip(kinds, arrays, strict=True)]
-            return [_per_chain(result, count) for result in _run(branch, count, values)]
 
-        return run
-
-    arrays = jax.lax.switch(index.array, [along(branch) for branch in choice.branches], *(value.array for value in rest))
-    return [PerChain(array) for array in arrays]
+def _for_each(value: Value, count: int) -> Value:
+    """The value with chains, so that loops and branches agree on what they pass on."""
+    return value if isinstance(value, Keys) else _take_in(_per_chain(value, count))
 
 
 _ELEMENTWISE = """
@@ -191,13 +266,31 @@ argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum reduce_and r
 reduce_sum reduce_xor rev split squeeze stack
 """
 
+# Tables up to this length are looked up by comparisons.
+_SHORT = 16
+
+# What takes keys from one place to another.
+_MOVES = {
+    "broadcast_in_dim",
+    "copy",
+    "copy_p",
+    "dynamic_slice",
+    "gather",
+    "reshape",
+    "rev",
+    "slice",
+    "split",
+    "squeeze",
+    "transpose",
+}
+
 _RULES = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_ON_NAMED_AXES.split(), _same_axes),
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast_in_dim,
     "reshape": _reshape,
-    "dynamic_slice": _dynamic(1),
+    "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic(2),
     "pad": _with(padding_config=lambda padding, count: (*padding, (0, 0, 0))),
     "slice": _with(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -123,13 +124,15 @@ _CALLS = {
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
 }
+# Primitives of our own, by what they compute.
+_OURS: dict[str, Callable[..., list[Any]]] = {}
 _CUSTOM_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 def program(function: Callable[..., Any], *arguments: Any, differentiated: bool = True) -> tuple[Program, Any]:
     """The program that computes the leaves of `function(*arguments)` from the leaves of `arguments`, and the result's form.
 
-    Functions with derivatives of their own are taken whole if the program is to be differentiated, else inlined like any other.
+    Primitives of ours and functions with derivatives of their own are inlined unless the program is to be differentiated.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return _program(closed, _CALLS if differentiated else _CALLS | _CUSTOM_DERIVATIVES), shape
@@ -161,6 +164,10 @@ def _inline(
         name, inputs = equation.primitive.name, tuple(map(look_up, equation.invars))
         if name in calls:
             outputs = _inline(equation.params[calls[name]], calls, inputs, equations, _where(equation) or called_at)
+        elif name in _OURS and calls is not _CALLS:
+            function = functools.partial(_OURS[name], **equation.params)
+            inner = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars))
+            outputs = _inline(inner, calls, inputs, equations, called_at)
         else:
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
             control = _control(equation, calls, called_at)
@@ -235,6 +242,7 @@ def new_primitive(
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
+    _OURS[name] = implementation
     primitive.def_impl(lambda *operands, **params: jax.jit(lambda *xs: implementation(*xs, **params))(*operands))
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))

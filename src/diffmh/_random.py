@@ -7,18 +7,26 @@ elementwise expression, which the compiler fuses and vectorises over the chains:
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import define_prng_impl
-from jaxtyping import Array, Key, UInt32
+from jaxtyping import Array, Key, PyTree, UInt32
+
+from . import _rounding
 
 # Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011): 20 rounds, the key injected after every fourth.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
+# So many counters are written out as constants.
+_FEW = 8
 
-def threefry(key: UInt32[Array, "2"], high: UInt32[Array, "*n"], low: UInt32[Array, "*n"]) -> tuple[Array, Array]:
+# A key is two words; of many keys, all left and all right ones.
+Words = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
+
+
+def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Words:
     """Threefry-2x32 of the counter `(high, low)`."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     left, right = high + schedule[0], low + schedule[1]
@@ -31,45 +39,47 @@ def threefry(key: UInt32[Array, "2"], high: UInt32[Array, "*n"], low: UInt32[Arr
     return left, right
 
 
-def written_out(key: Key[Array, "*n"]) -> Key[Array, "*n"]:
-    """The same key, whose `jax.random` draws are the same numbers by Threefry written out. Keys of other kinds stay as they are."""
-    if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:  # pyright: ignore
-        return key
-    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_WRITTEN_OUT)  # pyright: ignore
+def split(key: Words, shape: tuple[int, ...]) -> Words:
+    """`jax.random.split`: words of the shape of the keys without the last axis, then `shape`, then the last axis."""
+    size, keys = math.prod(shape), key[0].shape
+    if 0 < size <= _FEW:
+        # Constant counters one by one: in a fused loop, indexing into an array of counters would not vectorise.
+        drawn = [threefry(key, jnp.uint32(0), jnp.uint32(i)) for i in range(size)]
+        left, right = (jnp.stack(side, axis=-2).reshape(*keys[:-1], *shape, keys[-1]) for side in zip(*drawn, strict=True))
+        return left, right
+    key = _kept(key, key)
+    counter = jax.lax.iota(jnp.uint32, size).reshape(*shape, 1)
+    spread = lambda words: words.reshape(*keys[:-1], *(1 for _ in shape), keys[-1])
+    return threefry((spread(key[0]), spread(key[1])), jnp.zeros_like(counter), counter)
 
 
-def _bits(key: UInt32[Array, "2"], width: int, shape: tuple[int, ...]) -> Array:
-    if width != 32 or math.prod(shape) >= 2**32:
-        return jax.random.bits(_standard(key), shape, jnp.dtype(f"uint{width}"))
-    left, right = _count(key, shape)
-    return left ^ right
+def bits(key: Words, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
+    """`jax.random.bits` of 32 bits, shaped as by `split`."""
+    left, right = split(key, shape)
+    return _kept(left ^ right, key)
 
 
-def _split(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> UInt32[Array, "*n 2"]:
-    return jnp.stack(_count(key, shape), axis=-1)
+def _kept(drawn: PyTree, key: Words) -> PyTree:
+    """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all of it for every use."""
+    no_key_is_this = (key[0].ravel()[0] == 0x1E3779B9) & (key[1].ravel()[0] == 0x7F4A7C15)
+    return _rounding.whole(drawn, no_key_is_this)
 
 
-def _fold_in(key: UInt32[Array, "2"], data: UInt32[Array, ""] | int) -> UInt32[Array, "2"]:
-    data = jnp.asarray(data, jnp.uint32)
-    return jnp.stack(threefry(key, jnp.zeros_like(data), data))
+def fold_in(key: Words, data: UInt32[Array, "..."]) -> Words:
+    """`jax.random.fold_in`."""
+    return threefry(key, jnp.uint32(0), data)
 
 
-def _count(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> tuple[UInt32[Array, "*n"], UInt32[Array, "*n"]]:
-    """Threefry of 0, 1, 2, …"""
-    counter = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    return threefry(key, jnp.zeros_like(counter), counter)
+def is_threefry(array: Any) -> bool:
+    """Whether an array holds keys that draw as we do: JAX's default."""
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return is_key and jax.random.key_impl(array) == "threefry2x32" and jax.config.jax_threefry_partitionable  # pyright: ignore
 
 
-def _standard(data: UInt32[Array, "2"]) -> Key[Array, ""]:
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+def words(keys: Key[Array, "*n"]) -> Words:
+    data = jax.random.key_data(keys)
+    return data[..., 0], data[..., 1]
 
 
-_WRITTEN_OUT = define_prng_impl(
-    key_shape=(2,),
-    seed=lambda seed: jax.random.key_data(jax.random.key(seed, impl="threefry2x32")),
-    split=_split,
-    random_bits=_bits,
-    fold_in=_fold_in,
-    name="threefry2x32 written out",
-    tag="fryw",
-)
+def from_words(left: UInt32[Array, "*n"], right: UInt32[Array, "*n"]) -> Key[Array, "*n"]:
+    return jax.random.wrap_key_data(jnp.stack([left, right], axis=-1), impl="threefry2x32")

@@ -29,3 +29,11 @@ def settle(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
         return jax.lax.bitcast_convert_type(bits ^ never.astype(integer), leaf.dtype)
 
     return jax.tree.map(through_bits, tree)
+
+
+def whole(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
+    """`tree` computed once and kept: a compiler that fuses would compute it anew for each of its uses.
+
+    It comes out of a branch that is always taken, and compilers don't fuse across branches.
+    """
+    return jax.lax.cond(never, lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda tree: tree, tree)

@@ -68,11 +68,8 @@ class Parameters(eqx.Module):
         return _rounding.settle(tree, self.never[1])
 
     def whole(self, tree: PyTree) -> PyTree:
-        """`tree` computed once and kept: a compiler that fuses would compute it anew for each of its uses.
-
-        It comes out of a branch that is always taken, and compilers don't fuse across branches.
-        """
-        return jax.lax.cond(self.never[0], lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda tree: tree, tree)
+        """`tree`, computed once and kept."""
+        return _rounding.whole(tree, self.never[0])
 
     def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
         """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.

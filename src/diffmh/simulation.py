@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from . import _random, _rounding, _trees
+from . import _rounding, _trees
 from ._chains import over_chains
 from ._sums import CompensatedSum
 from .counts import Batches, Counts
@@ -145,9 +145,9 @@ class Loop(eqx.Module):
             key_primal, key_own = jax.random.split(key)
             return step.noise(key_primal, self.one, num_steps), estimator.draw(step, key_own, self.one, num_steps)
 
-        keys = _random.written_out(self.simulation.chain_keys(self.key)[:, 1])
+        keys = self.simulation.chain_keys(self.key)[:, 1]
         draw = lambda key: self.simulation.kernel.draw(both, jax.random.fold_in(key, block))
-        return self.parameters(jax.random.fold_in(self.key, block)), jax.vmap(draw, out_axes=-1)(keys)
+        return self.parameters(jax.random.fold_in(self.key, block)), over_chains(draw)(keys)
 
     def step(self, parameters: Parameters, chain: Chain, noise: PyTree, record: PyTree = None, note=None):
         """One step of one chain, through every inner step of the kernel; `note` adds each to `record`."""

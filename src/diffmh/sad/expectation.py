@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from .. import _compat, _random, _trees, _validate
+from .. import _compat, _trees, _validate
+from .._chains import mapped_over_chains
 from .._validate import NotDifferentiable
 from . import control_flow as control_flow
 from . import rules as rules
@@ -51,7 +52,7 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
     num_slots = _validate.count(alternatives, "sad.expectation(alternatives=...)")
 
     def expected(theta, key=None, *args):
-        theta, key = _trees.strong(_validate.theta(theta)), _random.written_out(_validate.typed_key(key))
+        theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
         flat, unflatten = flattened(program, theta, key, args)
         value, jacobian = flat, eqx.Partial(value_and_jacobian, flat, num_slots)
         if _compat.closes_over_tracers(flat, theta, key, args):
@@ -101,7 +102,7 @@ def value_and_jacobian(
 
 @eqx.filter_custom_jvp
 def _differentiable(value, jacobian, theta, key, args):
-    return value(theta, key, args)
+    return mapped_over_chains(value, theta, key, args)
 
 
 @_differentiable.def_jvp
@@ -126,7 +127,7 @@ def _jvp(primals, tangents):
 
 @eqx.filter_custom_jvp
 def _once_differentiable(jacobian, theta, key, args):
-    return jacobian(theta, key, args)
+    return mapped_over_chains(jacobian, theta, key, args)
 
 
 @_once_differentiable.def_jvp

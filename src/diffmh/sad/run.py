@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from .. import _random, _trees, _validate
+from .. import _trees, _validate
+from .._chains import over_chains
 from ..report import gradient_tree, mean_and_error, with_errors
 from .expectation import flattened, value_and_jacobian
 
@@ -55,12 +56,12 @@ def run(
     """
     count = _validate.count(num_replicates, "sad.run(num_replicates=...)", least=2)
     num_slots = _validate.count(alternatives, "sad.run(alternatives=...)")
-    theta, key = _trees.strong(_validate.theta(theta)), _random.written_out(_validate.typed_key(key))
+    theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     if not _validate.concrete(theta, key, args):
         raise TypeError("`sad.run` makes a report for people and cannot be traced: use `sad.expectation` instead.")
     flat, unravel = flattened(program, theta, key, args)
     replicate = lambda key: value_and_jacobian(flat, num_slots, theta, key, args)
-    values, jacobians = jax.jit(jax.vmap(replicate, out_axes=-1))(jax.random.split(key, count))
+    values, jacobians = jax.jit(over_chains(replicate))(jax.random.split(key, count))
     unflatten = jax.vmap(unravel, in_axes=-1)
     value, value_error = mean_and_error(values)
     slope, slope_error = mean_and_error(jacobians)
