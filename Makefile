@@ -31,10 +31,10 @@ example: install
 	$(RUN) examples/mixture.py
 
 test: install
-	$(RUN) -m pytest --numprocesses 2
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal
 
 test-thorough: install
-	$(RUN) -m pytest --numprocesses 2 --thorough
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal --thorough
 
 lint: .venv/.lint
 	$(RUN) -m ruff check .
@@ -52,7 +52,7 @@ bench: .venv/.bench
 	touch $@
 
 test-latest: .venv-latest/.installed
-	.venv-latest/bin/python -m pytest --numprocesses 2
+	.venv-latest/bin/python -m pytest --numprocesses 2 --dist worksteal
 
 clean:
 	rm -rf .venv .venv-latest

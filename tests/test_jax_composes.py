@@ -246,7 +246,13 @@ def test_new_arguments_compile_nothing():
     assert len(seen) > before, "a new shape must be traced, or this test counts nothing"
 
 
-@pytest.mark.parametrize("parameter, state", [(jnp.float64, jnp.float64), (jnp.float64, jnp.float32), (jnp.float32, jnp.float64)])
+THOROUGH_PRECISIONS = [
+    pytest.param(parameter, state, marks=pytest.mark.thorough)
+    for parameter, state in ((jnp.float64, jnp.float32), (jnp.float32, jnp.float64))
+]
+
+
+@pytest.mark.parametrize("parameter, state", [(jnp.float64, jnp.float64), *THOROUGH_PRECISIONS])
 def test_double_precision(parameter, state):
     with jax.enable_x64(True):
         kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
@@ -298,7 +304,12 @@ def assert_one_primal(expectation, expected):
 
 
 @pytest.mark.parametrize(
-    "model, num_chains", [("mixture", 16), ("normal", 16), pytest.param("normal", 1, marks=pytest.mark.thorough)]
+    "model, num_chains",
+    [
+        pytest.param("mixture", 16, marks=pytest.mark.thorough),
+        ("normal", 16),
+        pytest.param("normal", 1, marks=pytest.mark.thorough),
+    ],
 )
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_one_primal_for_every_estimator(estimator, model, num_chains):
@@ -310,7 +321,10 @@ def test_one_primal_for_every_estimator(estimator, model, num_chains):
 @pytest.mark.parametrize("num_chains", [pytest.param(1, marks=pytest.mark.thorough), 16])
 @pytest.mark.parametrize(
     "model, coupling",
-    [*(("mixture", coupling) for coupling in COUPLINGS[:3]), *(("normal", coupling) for coupling in COUPLINGS)],
+    [
+        *(pytest.param("mixture", coupling, marks=pytest.mark.thorough) for coupling in COUPLINGS[:3]),
+        *(("normal", coupling) for coupling in COUPLINGS),
+    ],
     ids=str,
 )
 def test_one_primal_for_every_coupling(model, coupling, num_chains):

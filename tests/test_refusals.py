@@ -445,7 +445,7 @@ CLOSED_OVER = {
 }
 WORDS = {
     **dict.fromkeys(DATA, "derivative … `args` … data … part of `theta`"),
-    **dict.fromkeys(CLOSED_OVER, "derivative … `init` … kernel … `log_density` or `f` closes over … `theta` … stop_gradient"),
+    **dict.fromkeys(CLOSED_OVER, "derivative … `init` … kernel … `log_density`, `f` or … closes over … `theta` … stop_gradient"),
 }
 
 

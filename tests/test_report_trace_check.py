@@ -347,7 +347,12 @@ def test_check_names_what_is_wrong(name):
     assert [bool(re.search(promise, finding.promise)) for finding in findings.broken] == [True], str(findings)
 
 
-@pytest.mark.parametrize("name", [*SOUND, *SOUND_OWN])
+ALIKE = ("GaussianWalk of a matrix", "CrankNicolson", "TransitionMatrix", "SpinFlip of a site", "uniform")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else ()) for name in (*SOUND, *SOUND_OWN)]
+)
 def test_check_passes_what_is_sound(name):
     kernel, init = {**SOUND, **SOUND_OWN}[name]
     findings = diffmh.check(kernel, 0.5, KEY, init=init)

@@ -10,11 +10,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
-from ._validate import NotDifferentiable
+from ._differentiable import differentiable
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
 from .report import Report, RunChains, report
@@ -70,7 +69,7 @@ class Expectation(Differentiable):
         if form.closes_over_tracers:
             value = eqx.filter_closure_convert(value, theta, key, args)
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
-        return form.unflatten(_differentiable_value(value, jacobian, theta, key, args))
+        return form.unflatten(differentiable(value, jacobian, theta, key, args))
 
     def run_chains(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)
@@ -166,44 +165,3 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 def _diagnosed(simulation: Simulation, theta, key, args):
     outcome = run(simulation, theta, key, args, diagnose=True)
     return outcome, simulation.estimator.derivative(outcome.observed.estimator, outcome.observed.value)
-
-
-@eqx.filter_custom_jvp
-def _differentiable_value(value, jacobian, theta, key, args):
-    return value(theta, key, args)
-
-
-@_differentiable_value.def_jvp
-def _value_jvp(primals, tangents):
-    _, jacobian, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    if jax.tree.leaves(d_args):
-        raise NotDifferentiable(
-            "A derivative with respect to `args` was asked for: they are data. Make what you differentiate a part of `theta`."
-        )
-    if jax.tree.leaves(closed_over):
-        raise NotDifferentiable(
-            "A derivative was asked for with respect to `init`, to an array in the kernel, or to a value that `log_density` or `f`"
-            " closes over. Make what you differentiate a part of `theta`, or hide it with `jax.lax.stop_gradient`."
-        )
-    theta = jax.tree.map(jnp.asarray, theta)
-    values, derivative = _once_differentiable(jacobian, theta, key, args)
-    leaves, structure = jax.tree.flatten(theta)
-    # An unperturbed leaf has the direction `None`.
-    slots = structure.flatten_up_to(d_theta)
-    directions = [jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)]
-    direction = ravel_pytree(directions)[0]
-    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
-
-
-@eqx.filter_custom_jvp
-def _once_differentiable(jacobian, theta, key, args):
-    return jacobian(theta, key, args)
-
-
-@_once_differentiable.def_jvp
-def _refuse_second_derivative(primals, tangents):
-    raise NotDifferentiable(
-        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh estimates first derivatives"
-        " only. For curvature, difference `jax.grad` at two values of theta with the same key."
-    )

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from .. import _compat, _trees, _validate
 from .._chains import mapped_over_chains
-from .._validate import NotDifferentiable
+from .._differentiable import differentiable
 from . import control_flow as control_flow
 from . import rules as rules
 from .analysis import analyse
@@ -54,11 +54,12 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
     def expected(theta, key=None, *args):
         theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
         flat, unflatten = flattened(program, theta, key, args)
-        value, jacobian = flat, eqx.Partial(value_and_jacobian, flat, num_slots)
+        value = eqx.Partial(mapped_over_chains, flat)
+        jacobian = eqx.Partial(mapped_over_chains, eqx.Partial(value_and_jacobian, flat, num_slots))
         if _compat.closes_over_tracers(flat, theta, key, args):
             value = eqx.filter_closure_convert(value, theta, key, args)
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
-        return unflatten(_differentiable(value, jacobian, theta, key, args))
+        return unflatten(differentiable(value, jacobian, theta, key, args))
 
     return expected
 
@@ -98,41 +99,3 @@ def value_and_jacobian(
     )
     world, (result,) = evaluate(analysis, program, world, inputs, [True])
     return result.primal, result.tangents(directions.size, directions.dtype)
-
-
-@eqx.filter_custom_jvp
-def _differentiable(value, jacobian, theta, key, args):
-    return mapped_over_chains(value, theta, key, args)
-
-
-@_differentiable.def_jvp
-def _jvp(primals, tangents):
-    _, jacobian, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    if jax.tree.leaves(d_args):
-        raise NotDifferentiable(
-            "A derivative with respect to `args` was asked for: they are data. Make what you differentiate a part of `theta`."
-        )
-    if jax.tree.leaves(closed_over):
-        raise NotDifferentiable(
-            "A derivative was asked for with respect to a value that the program closes over. Make it a part of `theta`, or hide it"
-            " with `jax.lax.stop_gradient`."
-        )
-    values, derivative = _once_differentiable(jacobian, theta, key, args)
-    leaves, structure = jax.tree.flatten(theta)
-    slots = structure.flatten_up_to(d_theta)
-    directions = [jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)]
-    return values, jnp.tensordot(ravel_pytree(directions)[0], derivative, axes=1).astype(values.dtype)
-
-
-@eqx.filter_custom_jvp
-def _once_differentiable(jacobian, theta, key, args):
-    return mapped_over_chains(jacobian, theta, key, args)
-
-
-@_once_differentiable.def_jvp
-def _refuse_second_derivative(primals, tangents):
-    raise NotDifferentiable(
-        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh estimates first"
-        " derivatives only."
-    )
