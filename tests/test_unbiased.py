@@ -23,7 +23,7 @@ def problems(kind: str, part: int):
     return [random_problem(seed, 1 if kind == "one-sided" else None) for seed in range(first, first + 100)]
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("coupling", COUPLINGS, ids=str)
 @pytest.mark.parametrize(
     ("weights", "alternatives"),

@@ -54,11 +54,11 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
     def expected(theta, key=None, *args):
         theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
         flat, unflatten = flattened(program, theta, key, args)
-        value = eqx.Partial(mapped_over_chains, flat)
-        jacobian = eqx.Partial(mapped_over_chains, eqx.Partial(value_and_jacobian, flat, num_slots))
+        value, jacobian = flat, eqx.Partial(value_and_jacobian, flat, num_slots)
         if _compat.closes_over_tracers(flat, theta, key, args):
             value = eqx.filter_closure_convert(value, theta, key, args)
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
+        value, jacobian = (eqx.Partial(mapped_over_chains, function) for function in (value, jacobian))
         return unflatten(differentiable(value, jacobian, theta, key, args))
 
     return expected
