@@ -22,7 +22,12 @@ def log_normal(theta, x):
 def normal_mean(num_chains, num_samples, estimator=None):
     kernel = diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(2.38))
     return diffmh.expectation(
-        lambda theta, x: x, kernel, init=0.0, num_samples=num_samples, num_chains=num_chains, estimator=estimator
+        lambda theta, x: x,
+        kernel,
+        init=0.0,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        estimator=estimator,
     )
 
 
@@ -42,7 +47,9 @@ def blackjax_mean(num_chains, num_samples):
         (_, total), _ = jax.lax.scan(one, (start, 0.0), jax.random.split(key, num_samples))
         return total / num_samples
 
-    return lambda theta, key: jnp.mean(jax.vmap(chain, (None, 0))(theta, jax.random.split(key, num_chains)))
+    return lambda theta, key: jnp.mean(
+        jax.vmap(chain, (None, 0))(theta, jax.random.split(key, num_chains))
+    )
 
 
 def speed():
@@ -54,12 +61,16 @@ def speed():
             "blackjax": jax.jit(blackjax_mean(num_chains, num_samples)),
         }
         best = best_times({name: lambda f=f: f(0.5, KEY) for name, f in programs.items()})
-        per_step = {name: 1e9 * seconds / (num_chains * num_samples) for name, seconds in best.items()}
+        per_step = {
+            name: 1e9 * seconds / (num_chains * num_samples) for name, seconds in best.items()
+        }
         what = f"N(θ,1), {num_chains} chain{'s' * (num_chains > 1)}"
         detail = ", ".join(f"{name} {per_step[name]:.0f}" for name in programs)
         print(f"  {what}: ns per step and chain: {detail}")
         ratio = best["gradient"] / best["value"]
-        bar = (num_chains, "≤ 3", ratio <= 3) if num_chains != 16 else (num_chains, "(no bar)", True)
+        bar = (
+            (num_chains, "≤ 3", ratio <= 3) if num_chains != 16 else (num_chains, "(no bar)", True)
+        )
         yield row(f"{what}: value and gradient / value", f"{ratio:.2f}", bar[1], bar[2])
         ratio = best["value"] / best["blackjax"]
         yield row(f"{what}: value / BlackJAX's value", f"{ratio:.3f}", "≤ 1", ratio <= 1)
@@ -73,7 +84,10 @@ def memory():
     short, long = temporary_bytes(4_000), temporary_bytes(400_000)
     print(f"  temporary memory: {short:,} bytes at 4,000 samples, {long:,} at 400,000")
     yield row(
-        "temporary memory of the gradient, 400,000 samples / 4,000", f"{long / short:.3f}", "0.9 to 1.1", 0.9 <= long / short <= 1.1
+        "temporary memory of the gradient, 400,000 samples / 4,000",
+        f"{long / short:.3f}",
+        "0.9 to 1.1",
+        0.9 <= long / short <= 1.1,
     )
 
 
@@ -83,10 +97,14 @@ def many_parameters():
         mean = diffmh.expectation(f, kernel, init=jnp.zeros(20), num_samples=500, num_chains=1024)
         gradient = jax.value_and_grad(mean) if name == "scalar f" else jax.jacfwd(mean)
         programs = {"value": jax.jit(mean), "gradient": jax.jit(gradient)}
-        best = best_times({key: lambda g=g: g(jnp.zeros(20), KEY) for key, g in programs.items()}, repeats=5)
+        best = best_times(
+            {key: lambda g=g: g(jnp.zeros(20), KEY) for key, g in programs.items()}, repeats=5
+        )
         ratio = best["gradient"] / best["value"]
         bar = ("≤ 5", ratio <= 5) if name == "scalar f" else ("(no bar)", True)
-        yield row(f"20-dimensional normal, 20 parameters, {name}: gradient / value", f"{ratio:.2f}", *bar)
+        yield row(
+            f"20-dimensional normal, 20 parameters, {name}: gradient / value", f"{ratio:.2f}", *bar
+        )
 
 
 def retracing():
@@ -111,26 +129,47 @@ def accuracy():
     """Ten million steps in float32 against the same path added up in float64."""
     num_samples = 10_000_000
     kernel = diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(2.38))
-    mean = diffmh.expectation(lambda theta, x: (x + 10.0) ** 2, kernel, init=0.0, num_samples=num_samples, num_chains=1)
+    mean = diffmh.expectation(
+        lambda theta, x: (x + 10.0) ** 2, kernel, init=0.0, num_samples=num_samples, num_chains=1
+    )
     value = float(mean(0.5, KEY))
     path = diffmh.trace(kernel, 0.5, KEY, init=0.0, num_steps=num_samples)
     values = np.asarray((path.primal + np.float32(10.0)) ** 2)
-    exact, plain = values.astype(np.float64).mean(), float(np.cumsum(values, dtype=np.float32)[-1] / num_samples)
-    print(f"  10⁷ float32 terms: our sum is off by {abs(value / exact - 1):.1e}, a running sum by {abs(plain / exact - 1):.1e}")
+    exact, plain = (
+        values.astype(np.float64).mean(),
+        float(np.cumsum(values, dtype=np.float32)[-1] / num_samples),
+    )
+    print(
+        f"  10⁷ float32 terms: our sum is off by {abs(value / exact - 1):.1e}, a running sum by"
+        f" {abs(plain / exact - 1):.1e}"
+    )
     yield row(
-        "sum over 10⁷ steps in float32, relative error", f"{abs(value / exact - 1):.1e}", "≤ 1e-5", abs(value / exact - 1) <= 1e-5
+        "sum over 10⁷ steps in float32, relative error",
+        f"{abs(value / exact - 1):.1e}",
+        "≤ 1e-5",
+        abs(value / exact - 1) <= 1e-5,
     )
     weight = np.asarray(path.weight)[:, 0]
     terms = weight * (np.asarray((path.alternative[:, 0] + np.float32(10.0)) ** 2) - values)
     exact = np.where(np.asarray(path.alive)[:, 0], terms, 0.0).astype(np.float64).mean()
     gradient = float(jax.grad(mean)(0.5, KEY))
     error = abs(gradient / exact - 1)
-    yield row("derivative's sum over 10⁷ steps in float32, relative error", f"{error:.1e}", "≤ 1e-5", error <= 1e-5)
+    yield row(
+        "derivative's sum over 10⁷ steps in float32, relative error",
+        f"{error:.1e}",
+        "≤ 1e-5",
+        error <= 1e-5,
+    )
 
 
 def main():
-    print(f"jax {jax.__version__}, {platform.machine()}, {jax.device_count()} {jax.devices()[0].platform} device")
-    rows = [line for part in (speed, memory, many_parameters, retracing, accuracy) for line in part()]
+    print(
+        f"jax {jax.__version__}, {platform.machine()}, {jax.device_count()}"
+        f" {jax.devices()[0].platform} device"
+    )
+    rows = [
+        line for part in (speed, memory, many_parameters, retracing, accuracy) for line in part()
+    ]
     print("\n".join(["", *rows]))
 
 

@@ -1,4 +1,6 @@
-"""The Ising gradient step against a C loop of the same algorithm, compiled and timed in this run: `make bench`."""
+"""The Ising gradient step against a C loop of the same algorithm, compiled and timed in this
+run: `make bench`.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,16 @@ def c_loop():
     source = pathlib.Path(__file__).parent / "limit" / "ising.c"
     with tempfile.TemporaryDirectory() as directory:
         library = pathlib.Path(directory) / "ising.so"
-        subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", library, source, "-lm"], check=True)
+        subprocess.run(
+            ["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", library, source, "-lm"],
+            check=True,
+        )
         function = ctypes.CDLL(str(library)).ising
-    function.argtypes = [ctypes.c_int] * 3 + [ctypes.c_float, ctypes.c_uint64, ctypes.POINTER(ctypes.c_double)]
+    function.argtypes = [ctypes.c_int] * 3 + [
+        ctypes.c_float,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_double),
+    ]
     averages = (ctypes.c_double * 2)()
 
     def run():
@@ -39,19 +48,37 @@ def c_loop():
 
 
 def main():
-    energy = diffmh.expectation(ising.energy, ising.sampler(), init=ising.cold(SIZE), num_samples=SWEEPS, num_chains=CHAINS)
+    energy = diffmh.expectation(
+        ising.energy, ising.sampler(), init=ising.cold(SIZE), num_samples=SWEEPS, num_chains=CHAINS
+    )
     key = jax.random.key(0)
     value, gradient, loop = jax.jit(energy), jax.jit(jax.value_and_grad(energy)), c_loop()
-    best = best_times({"value": lambda: value(TEMPERATURE, key), "gradient": lambda: gradient(TEMPERATURE, key), "C": loop})
+    best = best_times(
+        {
+            "value": lambda: value(TEMPERATURE, key),
+            "gradient": lambda: gradient(TEMPERATURE, key),
+            "C": loop,
+        }
+    )
     per_site = {name: 1e9 * seconds / (CHAINS * SWEEPS * SIZE**2) for name, seconds in best.items()}
     print(
         f"jax {jax.__version__}; {SIZE}×{SIZE}, {CHAINS} chains, one core; ns per site: "
         + ", ".join(f"{name} {figure:.1f}" for name, figure in per_site.items())
     )
     ours, theirs = gradient(TEMPERATURE, key), loop()
-    print(f"E and dE/dT from a cold start: ours {ours[0]:.2f}, {ours[1]:.1f}; C {theirs[0]:.2f}, {theirs[1]:.1f}")
+    print(
+        f"E and dE/dT from a cold start: ours {ours[0]:.2f}, {ours[1]:.1f}; C {theirs[0]:.2f},"
+        f" {theirs[1]:.1f}"
+    )
     ratio = per_site["gradient"] / per_site["C"]
-    print(row("Ising, checkerboard: value and gradient / a C loop's", f"{ratio:.2f}", "≤ 1", ratio <= 1))
+    print(
+        row(
+            "Ising, checkerboard: value and gradient / a C loop's",
+            f"{ratio:.2f}",
+            "≤ 1",
+            ratio <= 1,
+        )
+    )
 
 
 if __name__ == "__main__":

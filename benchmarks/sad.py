@@ -41,17 +41,28 @@ def core(log_density, proposal, f, init):
 
 def over_chains(program):
     expected = sad.expectation(program)
-    return lambda theta, key: jnp.mean(jax.vmap(expected, (None, 0))(theta, jax.random.split(key, NUM_CHAINS)), axis=0)
+    return lambda theta, key: jnp.mean(
+        jax.vmap(expected, (None, 0))(theta, jax.random.split(key, NUM_CHAINS)), axis=0
+    )
 
 
 CHAINS = {
-    "mixture, maximal coupling": ((mixture.log_density, diffmh.OtherState(3), mixture.indicator, 0), 0.4),
-    "N(θ, 1), maximal reflection": ((gaussian.log_density, diffmh.GaussianWalk(2.38), lambda theta, x: x, 0.0), 0.5),
+    "mixture, maximal coupling": (
+        (mixture.log_density, diffmh.OtherState(3), mixture.indicator, 0),
+        0.4,
+    ),
+    "N(θ, 1), maximal reflection": (
+        (gaussian.log_density, diffmh.GaussianWalk(2.38), lambda theta, x: x, 0.0),
+        0.5,
+    ),
 }
 
 
 def main():
-    print(f"jax {jax.__version__}, {platform.machine()}, {jax.device_count()} {jax.devices()[0].platform} device")
+    print(
+        f"jax {jax.__version__}, {platform.machine()}, {jax.device_count()}"
+        f" {jax.devices()[0].platform} device"
+    )
     rows = []
     for name, (parts, theta) in CHAINS.items():
         programs = {
@@ -60,10 +71,17 @@ def main():
             "plain": jax.jit(over_chains(chain(*parts))),
         }
         best = best_times({key: lambda f=f: f(theta, KEY) for key, f in programs.items()})
-        per_step = {key: 1e9 * seconds / (NUM_CHAINS * NUM_SAMPLES) for key, seconds in best.items()}
-        print(f"  {name}: ns per step and chain: " + ", ".join(f"{key} {value:.0f}" for key, value in per_step.items()))
+        per_step = {
+            key: 1e9 * seconds / (NUM_CHAINS * NUM_SAMPLES) for key, seconds in best.items()
+        }
+        print(
+            f"  {name}: ns per step and chain: "
+            + ", ".join(f"{key} {value:.0f}" for key, value in per_step.items())
+        )
         ratio = best["sad"] / best["core"]
-        rows.append(row(f"{name}, {NUM_CHAINS} chains: sad / core", f"{ratio:.2f}", "≤ 2", ratio <= 2))
+        rows.append(
+            row(f"{name}, {NUM_CHAINS} chains: sad / core", f"{ratio:.2f}", "≤ 2", ratio <= 2)
+        )
     print("\n".join(["", *rows]))
 
 

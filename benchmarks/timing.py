@@ -9,7 +9,9 @@ import jax
 
 
 def best_times(functions: dict[str, Callable[[], object]], repeats: int = 9) -> dict[str, float]:
-    """The least of `repeats` interleaved timings of each function, in seconds; compilation is not counted."""
+    """The least of `repeats` interleaved timings of each function, in seconds; compilation is
+    not counted.
+    """
     for function in functions.values():
         jax.block_until_ready(function())
     best = dict.fromkeys(functions, float("inf"))

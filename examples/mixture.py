@@ -24,7 +24,9 @@ def plain_chain(h, key):
     def step(j, key):
         key_propose, key_accept = jax.random.split(key)
         proposed = (j + jax.random.randint(key_propose, (), 1, 3)) % 3
-        accept = jnp.log(jax.random.uniform(key_accept)) < log_density(h, proposed) - log_density(h, j)
+        accept = jnp.log(jax.random.uniform(key_accept)) < log_density(h, proposed) - log_density(
+            h, j
+        )
         j = jnp.where(accept, proposed, j)
         return j, (j == 0).astype(float)
 
@@ -37,30 +39,46 @@ def exact_entropy(h):
 
 
 sampler = diffmh.MetropolisHastings(log_density, diffmh.OtherState(3))
-probabilities = diffmh.expectation(lambda h, j: jax.nn.one_hot(j, 3), sampler, init=0, num_samples=5_000, burn_in=50, num_chains=16)
+probabilities = diffmh.expectation(
+    lambda h, j: jax.nn.one_hot(j, 3), sampler, init=0, num_samples=5_000, burn_in=50, num_chains=16
+)
 entropy = diffmh.compose(lambda h, p: -jnp.sum(p * jnp.log(p)), probabilities)
 
 
 def by_estimator(h, key):
-    """The variance of one chain's derivative of P(component 1), relative to the default estimator's."""
+    """The variance of one chain's derivative of P(component 1), relative to the default
+    estimator's.
+    """
     estimators = {
         "StochasticDerivative()": diffmh.StochasticDerivative(),
         "StochasticDerivative(alternatives=4)": diffmh.StochasticDerivative(alternatives=4),
-        "StochasticDerivative(weights='one-sided')": diffmh.StochasticDerivative(weights="one-sided"),
+        "StochasticDerivative(weights='one-sided')": diffmh.StochasticDerivative(
+            weights="one-sided"
+        ),
         "Covariance()": diffmh.Covariance(),
         "Score()": diffmh.Score(),
     }
     variances = {}
     for name, estimator in estimators.items():
         occupancy = diffmh.expectation(
-            lambda h, j: j == 0, sampler, init=0, num_samples=1_000, burn_in=50, num_chains=1_024, estimator=estimator
+            lambda h, j: j == 0,
+            sampler,
+            init=0,
+            num_samples=1_000,
+            burn_in=50,
+            num_chains=1_024,
+            estimator=estimator,
         )
         variances[name] = jnp.var(jax.jacfwd(occupancy.per_chain)(h, key))
-    return {name: variance / variances["StochasticDerivative()"] for name, variance in variances.items()}
+    return {
+        name: variance / variances["StochasticDerivative()"] for name, variance in variances.items()
+    }
 
 
 def plug_in(h, key):
-    """The entropy's derivative with both factors of the chain rule from one chain of 50 samples, averaged over many chains."""
+    """The entropy's derivative with both factors of the chain rule from one chain of 50 samples,
+    averaged over many chains.
+    """
     short = diffmh.expectation(
         lambda h, j: jax.nn.one_hot(j, 3),
         sampler,
@@ -72,7 +90,9 @@ def plug_in(h, key):
     )
     p, slope = jax.jvp(lambda h: short.per_chain(h, key), (h,), (1.0,))
     seen = jnp.all(p > 0, axis=1)  # the entropy has no derivative where a component was never seen
-    return jnp.sum(jnp.where(seen, -jnp.sum(jnp.log(jnp.where(p > 0, p, 1.0)) * slope, axis=1), 0.0)) / jnp.sum(seen)
+    return jnp.sum(
+        jnp.where(seen, -jnp.sum(jnp.log(jnp.where(p > 0, p, 1.0)) * slope, axis=1), 0.0)
+    ) / jnp.sum(seen)
 
 
 def main():
@@ -83,16 +103,25 @@ def main():
     print(f"  a plain chain, jax.grad      {value:.4f}   {gradient:.4f}")
     report = probabilities.run(h, key)
     value, error = report.value[0], report.value_error[0]
-    print(f"  diffmh                       {value:.4f} ± {error:.4f}   {report.gradient[0]:.4f} ± {report.gradient_error[0]:.4f}")
+    print(
+        f"  diffmh                       {value:.4f} ± {error:.4f}   {report.gradient[0]:.4f} ±"
+        f" {report.gradient_error[0]:.4f}"
+    )
     print(f"  exact                        {exact_p(h)[0]:.4f}   {jax.jacobian(exact_p)(h)[0]:.4f}")
     print(f"\nAll three components\n{report}")
     print(f"\nPosterior entropy, through `diffmh.compose`\n{entropy.run(h, key)}")
     print(f"exact    {exact_entropy(h):.5f}, gradient {jax.grad(exact_entropy)(h):.5f}")
 
     biased, exact = plug_in(h, key), jax.grad(exact_entropy)(h)
-    print(f"The same from one chain of 50 samples at a time, plugged in: {biased:.4f} on average, {biased / exact - 1:+.0%}")
+    print(
+        f"The same from one chain of 50 samples at a time, plugged in: {biased:.4f} on average,"
+        f" {biased / exact - 1:+.0%}"
+    )
 
-    print("\nVariance of one chain's derivative of P(component 1), N = 1000, relative to the default's")
+    print(
+        "\nVariance of one chain's derivative of P(component 1), N = 1000, relative to the"
+        " default's"
+    )
     for name, ratio in by_estimator(h, key).items():
         print(f"  {name:<44}{ratio:10.3g}")
 
@@ -104,7 +133,8 @@ def main():
     best = best[jnp.argmax(jax.vmap(exact_entropy)(best))]
     seconds = time.perf_counter() - began
     print(
-        f"\nThe most ambiguous observation, by 60 steps of gradient ascent from 8: {h:.2f} (exact {best:.2f}), in {seconds:.1f} s"
+        f"\nThe most ambiguous observation, by 60 steps of gradient ascent from 8: {h:.2f} (exact"
+        f" {best:.2f}), in {seconds:.1f} s"
     )
 
 

@@ -6,7 +6,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "thorough: a combination that differs little from others; run with --thorough")
+    config.addinivalue_line(
+        "markers", "thorough: a combination that differs little from others; run with --thorough"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,6 @@
-"""Random chains on 2 to 8 states with asymmetric, sparse proposals, and their estimated and exact derivatives."""
+"""Random chains on 2 to 8 states with asymmetric, sparse proposals, and their estimated and
+exact derivatives.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ STATES, PARAMETERS, OUTPUTS = 8, 3, 2
 
 
 class Problem(NamedTuple):
-    """`log g = base[x] + features[x] · θ` and `f = values[x] + slopes[x] θ_0`; states past the problem's own are never proposed."""
+    """`log g = base[x] + features[x] · θ` and `f = values[x] + slopes[x] θ_0`; states past the
+    problem's own are never proposed.
+    """
 
     proposal: np.ndarray
     theta: np.ndarray
@@ -38,7 +42,12 @@ def random_problem(seed: int, num_parameters: int | None = None) -> Problem:
     total = num_parameters or PARAMETERS
     used = num_parameters or int(rng.integers(1, PARAMETERS + 1))
     features = rng.normal(size=(STATES, total)) * (np.arange(total) < used)
-    rows = (rng.normal(size=STATES), features, rng.normal(size=(STATES, OUTPUTS)), rng.normal(size=(STATES, OUTPUTS)))
+    rows = (
+        rng.normal(size=STATES),
+        features,
+        rng.normal(size=(STATES, OUTPUTS)),
+        rng.normal(size=(STATES, OUTPUTS)),
+    )
     # float32 throughout, so that the oracle differentiates the very chain that is sampled.
     single = lambda array: np.asarray(array, np.float32).astype(float)
     return Problem(single(proposal), single(rng.normal(size=total)), *map(single, rows))
@@ -64,16 +73,26 @@ def stacked(problems: list[Problem]) -> Problem:
 @eqx.filter_jit
 def _estimates(problems, keys, coupling, estimator, num_samples, burn_in, num_runs):
     def one(problem, key):
-        kernel = diffmh.MetropolisHastings(log_density, diffmh.TransitionMatrix(problem.proposal), coupling)
+        kernel = diffmh.MetropolisHastings(
+            log_density, diffmh.TransitionMatrix(problem.proposal), coupling
+        )
         expectation = diffmh.expectation(
-            f, kernel, init=0, num_samples=num_samples, burn_in=burn_in, num_chains=num_runs, estimator=estimator
+            f,
+            kernel,
+            init=0,
+            num_samples=num_samples,
+            burn_in=burn_in,
+            num_chains=num_runs,
+            estimator=estimator,
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
     return jax.vmap(one)(problems, keys)
 
 
-def estimates(problems: list[Problem], seed: int, coupling, estimator, num_samples, burn_in, num_runs) -> np.ndarray:
+def estimates(
+    problems: list[Problem], seed: int, coupling, estimator, num_samples, burn_in, num_runs
+) -> np.ndarray:
     """Derivatives by many independent runs: (problems, runs, F, P)."""
     keys = jax.random.split(jax.random.key(seed), len(problems))
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))

@@ -1,4 +1,6 @@
-"""Exact answers in double precision: transition matrices and enumeration, differentiated by complex step."""
+"""Exact answers in double precision: transition matrices and enumeration, differentiated by
+complex step.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _STEP = 1e-30
 
 
 def accept_matrix(log_density: np.ndarray, proposal: np.ndarray) -> np.ndarray:
-    """`α(j | i)` for a log density over states (complex for a derivative) and a proposal matrix; half the derivative at ties."""
+    """`α(j | i)` for a log density over states (complex for a derivative) and a proposal matrix;
+    half the derivative at ties.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         correction = np.where(proposal > 0, np.log(proposal.T) - np.log(proposal), 0.0)
     log_ratio = log_density[None, :] - log_density[:, None] + correction
@@ -27,7 +31,9 @@ def transition_matrix(log_density: np.ndarray, proposal: np.ndarray) -> np.ndarr
     return moves + np.diag(1 - moves.sum(axis=1))
 
 
-def finite_chain_mean(matrix: np.ndarray, start: int, f: np.ndarray, num_samples: int, burn_in: int) -> np.ndarray:
+def finite_chain_mean(
+    matrix: np.ndarray, start: int, f: np.ndarray, num_samples: int, burn_in: int
+) -> np.ndarray:
     """`E[(1/N) Σ_{t=B+1}^{B+N} f(x_t)]`, with `f` of shape (states, F)."""
     row = np.zeros(matrix.shape[0], complex)
     row[start] = 1.0

@@ -1,8 +1,8 @@
 """Random small programs: one text, read by `sad` and by an enumeration of all random choices.
 
-A program is a list of statements over two growing lists of variables, integers and floats. It draws, computes, indexes, chooses,
-branches and loops. `Traced` runs it in JAX; `Enumerated` runs it once for every way in which its draws can come out, in complex
-numbers.
+A program is a list of statements over two growing lists of variables, integers and floats. It
+draws, computes, indexes, chooses, branches and loops. `Traced` runs it in JAX; `Enumerated` runs it
+once for every way in which its draws can come out, in complex numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ programs = st.builds(
 
 
 def run(backend, program, theta):
-    """The sum of a float, a product of two, and a square: linear and nonlinear ways into the result."""
+    """The sum of a float, a product of two, and a square: linear and nonlinear ways into the
+    result.
+    """
     integers, floats = [backend.zero], [theta[0] * 1.0, theta[1] * 1.0]
     _statements(backend, program, integers, floats, theta)
     return floats[-1] * floats[-2] + floats[-1] + 0.3 * backend.real(integers[-1]) ** 2
@@ -54,14 +56,20 @@ def _statements(backend, statements, integers, floats, theta):
     for kind, numbers, inner in statements:
         i, j = (integers[n % len(integers)] for n in numbers[:2])
         x, y = (floats[n % len(floats)] for n in numbers[2:])
-        p = backend.sigmoid(theta[numbers[0] % 2] + 0.5 * backend.squash(y) - 0.3 * backend.real(i % 3))
+        p = backend.sigmoid(
+            theta[numbers[0] % 2] + 0.5 * backend.squash(y) - 0.3 * backend.real(i % 3)
+        )
         match kind:
             case "bernoulli":
                 integers.append(backend.bernoulli(p))
             case "binomial":
                 integers.append(backend.binomial(p))
             case "categorical":
-                integers.append(backend.categorical([theta[1] * 1.0, backend.squash(x), 0.4 * backend.real(j % 3)]))
+                integers.append(
+                    backend.categorical(
+                        [theta[1] * 1.0, backend.squash(x), 0.4 * backend.real(j % 3)]
+                    )
+                )
             case "add":
                 integers.append((i + 2 * j + 1) % 5)
             case "multiply":
@@ -88,7 +96,9 @@ def _statements(backend, statements, integers, floats, theta):
                 def body(backend, carried):
                     own_integers, own_floats = [*integers, carried], list(floats)
                     _statements(backend, inner, own_integers, own_floats, theta)
-                    return (carried + own_integers[-1]) % 3, own_floats[-1] * backend.real(own_integers[-1]) + 1.0
+                    return (carried + own_integers[-1]) % 3, own_floats[-1] * backend.real(
+                        own_integers[-1]
+                    ) + 1.0
 
                 carried, values = backend.scan(body, i % 3)
                 integers.append(carried)
@@ -130,11 +140,15 @@ class Traced:
         return jax.lax.cond(condition, lambda: yes(Traced(key)), lambda: no(Traced(key)))
 
     def scan(self, body, start):
-        return jax.lax.scan(lambda x, key: body(Traced(key), x), start, jax.random.split(self.next_key(), 2))
+        return jax.lax.scan(
+            lambda x, key: body(Traced(key), x), start, jax.random.split(self.next_key(), 2)
+        )
 
 
 class Enumerated:
-    """One way in which the draws come out: the outcomes `path`, then the first of each further draw."""
+    """One way in which the draws come out: the outcomes `path`, then the first of each further
+    draw.
+    """
 
     zero = 0
 

@@ -17,7 +17,14 @@ def derivatives(program, theta, num_runs: int, seed: int = 0, alternatives: int 
 
     def one(key):
         flat, unravel = ravel_pytree(theta)
-        function = sad.expectation(lambda flat, key: ravel_pytree(program(unravel(flat), key))[0], alternatives=alternatives)
+        function = sad.expectation(
+            lambda flat, key: ravel_pytree(program(unravel(flat), key))[0],
+            alternatives=alternatives,
+        )
         return jax.jacfwd(function)(flat, key)
 
-    return np.asarray(jax.jit(jax.vmap(one), compiler_options=QUICK)(jax.random.split(jax.random.key(seed), num_runs)))
+    return np.asarray(
+        jax.jit(jax.vmap(one), compiler_options=QUICK)(
+            jax.random.split(jax.random.key(seed), num_runs)
+        )
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# |z| < 5 fails a right answer once in 1.7 million. The suite looks at fewer than 60,000 z-scores, all of fixed seeds: a false alarm
-# in at most 4 % of choices of the seeds.
+# |z| < 5 fails a right answer once in 1.7 million. The suite looks at fewer than 60,000 z-scores,
+# all of fixed seeds: a false alarm in at most 4 % of choices of the seeds.
 Z = 5.0
 # Fewer runs than this do not make a z-score: the tails of a mean of N terms are not normal yet.
 LEAST_RUNS = 2000
@@ -28,7 +28,8 @@ def assert_unbiased(samples: np.ndarray, exact: np.ndarray, what: str = "") -> N
     worst = np.unravel_index(np.argmax(np.abs(scores)), scores.shape)
     mean = np.asarray(samples, float).mean(axis=0)
     assert np.abs(scores[worst]) < Z, (
-        f"{what}: z = {scores[worst]:.1f} at {worst}: mean {mean[worst]:.6g}, exact {np.broadcast_to(exact, mean.shape)[worst]:.6g}"
+        f"{what}: z = {scores[worst]:.1f} at {worst}: mean {mean[worst]:.6g}, exact"
+        f" {np.broadcast_to(exact, mean.shape)[worst]:.6g}"
     )
 
 

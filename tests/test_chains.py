@@ -19,21 +19,52 @@ FUNCTIONS = {
     "a scalar condition": lambda x: jnp.where(x[0, 0] > 0, x, -x),
     "clamped between scalars": lambda x: jax.lax.clamp(x[0, 0], x, x[0, 0] + 1.0),
     "axes of length 1": lambda x: x[:, :1] * x[:1, :] + x,
-    "sums and running sums": lambda x: (jnp.sum(x, 1), jnp.cumsum(x, 0), jnp.argmax(x, 1), jnp.all(x > 0), x.max()),
-    "shapes": lambda x: (x.reshape(2, 6), x.T, x[None], jnp.roll(x, 1, 0), x[::-1, 1:3], jnp.pad(x, ((1, 0), (0, 2)))),
+    "sums and running sums": lambda x: (
+        jnp.sum(x, 1),
+        jnp.cumsum(x, 0),
+        jnp.argmax(x, 1),
+        jnp.all(x > 0),
+        x.max(),
+    ),
+    "shapes": lambda x: (
+        x.reshape(2, 6),
+        x.T,
+        x[None],
+        jnp.roll(x, 1, 0),
+        x[::-1, 1:3],
+        jnp.pad(x, ((1, 0), (0, 2))),
+    ),
     "joined with a constant": lambda x: jnp.concatenate([x, jnp.ones((1, 4))]),
     "stacked and split": lambda x: (jnp.stack([x, x + 1], 1), jnp.split(x, 2, axis=1)),
     "products of matrices": lambda x: (x @ WEIGHTS, WEIGHTS.T @ x.T, jnp.einsum("ij,kj->ik", x, x)),
-    "gathered and scattered": lambda x: (x[:, jnp.argmax(x[0])], x.at[0, 1].set(9.0), x.at[jnp.array([0, 2])].add(1.0)),
+    "gathered and scattered": lambda x: (
+        x[:, jnp.argmax(x[0])],
+        x.at[0, 1].set(9.0),
+        x.at[jnp.array([0, 2])].add(1.0),
+    ),
     "sorted": lambda x: jnp.sort(x, axis=0),
-    "an entry of a table": lambda x: (TABLE[jnp.argmax(x[0])], x[0][jnp.argmax(x[1])], TABLE[jnp.argmax(x[0]) + 9], TABLE[-1]),
+    "an entry of a table": lambda x: (
+        TABLE[jnp.argmax(x[0])],
+        x[0][jnp.argmax(x[1])],
+        TABLE[jnp.argmax(x[0]) + 9],
+        TABLE[-1],
+    ),
     "a slice anywhere": lambda x: jax.lax.dynamic_slice(x, (jnp.int32(1), jnp.int32(2)), (2, 2)),
-    "an update anywhere": lambda x: jax.lax.dynamic_update_slice(jnp.zeros((3, 4)), x[:2, :2], (jnp.int32(1), jnp.int32(2))),
-    "bits": lambda x: (jax.lax.bitcast_convert_type(x, jnp.uint32) ^ 1, jax.lax.bitcast_convert_type(x, jnp.uint8)),
+    "an update anywhere": lambda x: jax.lax.dynamic_update_slice(
+        jnp.zeros((3, 4)), x[:2, :2], (jnp.int32(1), jnp.int32(2))
+    ),
+    "bits": lambda x: (
+        jax.lax.bitcast_convert_type(x, jnp.uint32) ^ 1,
+        jax.lax.bitcast_convert_type(x, jnp.uint8),
+    ),
     "a call": lambda x: jax.jit(jnp.tanh)(x) + jax.nn.relu(x),
     "a scan": lambda x: jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(4), x),
-    "a scan over constants": lambda x: jax.lax.scan(lambda c, w: (c * w, w), x, jnp.arange(3.0), reverse=True),
-    "a common branch": lambda x: jax.lax.cond(WEIGHTS[0, 0] > 0, lambda x: x + 1, lambda x: jnp.zeros_like(x), x),
+    "a scan over constants": lambda x: jax.lax.scan(
+        lambda c, w: (c * w, w), x, jnp.arange(3.0), reverse=True
+    ),
+    "a common branch": lambda x: jax.lax.cond(
+        WEIGHTS[0, 0] > 0, lambda x: x + 1, lambda x: jnp.zeros_like(x), x
+    ),
     "a branch of its own": lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x + 1, lambda x: x - 1, x),
     "a while loop": lambda x: jax.lax.while_loop(lambda x: jnp.sum(x) < 10, lambda x: x + 1, x),
     "its own gradient": lambda x: jax.grad(lambda x: jnp.sum(jnp.sin(x) @ WEIGHTS))(x),
@@ -52,7 +83,9 @@ def test_over_chains_is_vmap(name):
 
 
 def test_chains_stay_last():
-    """Nothing is transposed on the way of a state through elementwise operations, shifts, sums and branches."""
+    """Nothing is transposed on the way of a state through elementwise operations, shifts, sums
+    and branches.
+    """
 
     def function(x):
         around = jnp.roll(x, 1, 0) + jnp.roll(x, -1, 1) + jnp.arange(4)
@@ -64,21 +97,35 @@ def test_chains_stay_last():
 
 
 RANDOM = {
-    "in a loop": lambda key: jax.lax.scan(lambda x, key: (x + jax.random.normal(key), None), 0.0, jax.random.split(key, 7))[0],
-    "splits": lambda key: [jax.random.uniform(k, (2,)) for k in jax.random.split(jax.random.fold_in(key, 3), 3)],
-    "carried": lambda key: jax.lax.fori_loop(0, 4, lambda i, k: jax.random.fold_in(jax.random.split(k)[1], i), key),
-    "chosen": lambda key: jax.lax.cond(jax.random.bernoulli(key), lambda k: jax.random.split(k)[0], lambda k: k, key),
+    "in a loop": lambda key: jax.lax.scan(
+        lambda x, key: (x + jax.random.normal(key), None), 0.0, jax.random.split(key, 7)
+    )[0],
+    "splits": lambda key: [
+        jax.random.uniform(k, (2,)) for k in jax.random.split(jax.random.fold_in(key, 3), 3)
+    ],
+    "carried": lambda key: jax.lax.fori_loop(
+        0, 4, lambda i, k: jax.random.fold_in(jax.random.split(k)[1], i), key
+    ),
+    "chosen": lambda key: jax.lax.cond(
+        jax.random.bernoulli(key), lambda k: jax.random.split(k)[0], lambda k: k, key
+    ),
     "many and few bits": lambda key: (
         jax.random.bits(key, (3, 5)),
         jax.random.bits(key, (2,), jnp.uint8),
         jax.random.key_data(key),
     ),
-    "mapped": lambda key: jax.vmap(jax.random.exponential)(jax.random.split(key, (4, 2)).reshape(8)),
-    "until": lambda key: jax.lax.while_loop(lambda k: jax.random.uniform(k) < 0.7, lambda k: jax.random.split(k)[0], key),
-    "of other shapes": lambda key: jax.vmap(lambda k: jax.random.bits(jax.random.fold_in(k, 1), (3,)))(
-        jax.random.split(key, (2, 5)).ravel()
+    "mapped": lambda key: jax.vmap(jax.random.exponential)(
+        jax.random.split(key, (4, 2)).reshape(8)
     ),
-    "by the hundred": lambda key: jax.vmap(lambda k: jax.random.uniform(k, (7, 11)), out_axes=1)(jax.random.split(key, 5)),
+    "until": lambda key: jax.lax.while_loop(
+        lambda k: jax.random.uniform(k) < 0.7, lambda k: jax.random.split(k)[0], key
+    ),
+    "of other shapes": lambda key: jax.vmap(
+        lambda k: jax.random.bits(jax.random.fold_in(k, 1), (3,))
+    )(jax.random.split(key, (2, 5)).ravel()),
+    "by the hundred": lambda key: jax.vmap(lambda k: jax.random.uniform(k, (7, 11)), out_axes=1)(
+        jax.random.split(key, 5)
+    ),
     "counts": lambda key: jax.random.poisson(key, 3.0, (4,)),
     "stacked": lambda key: jax.random.normal(jnp.stack([key, jax.random.split(key)[0]])[1]),
 }
@@ -89,7 +136,8 @@ def test_draws_over_chains_are_jaxs(name):
     """Whatever becomes of keys, chains draw what they would have drawn alone from JAX's own."""
     keys = jax.random.split(jax.random.key(5), 6)
     bare = lambda tree: [
-        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in jax.tree.leaves(tree)
     ]
     found = over_chains(lambda key: bare(RANDOM[name](key)))(keys)
     wanted = jax.vmap(lambda key: bare(RANDOM[name](key)), out_axes=-1)(keys)
@@ -100,7 +148,9 @@ def test_draws_over_chains_are_jaxs(name):
 def test_keys_of_other_kinds():
     mean = diffmh.expectation(
         lambda theta, x: x,
-        diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38)),
+        diffmh.MetropolisHastings(
+            lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38)
+        ),
         init=0.0,
         num_samples=50,
         num_chains=64,

@@ -34,7 +34,9 @@ def mixture_entropy(_, p):
 def test_entropy_of_the_mixture(num_chains, num_runs):
     exact = lambda theta: entropy(mixture_occupancy(50, 0)(theta))
     value, slope = derivative(exact, 0.4)
-    found = replicates(diffmh.compose(mixture_entropy, mixture(None, 50, num_chains)), 0.4, num_runs, 21)
+    found = replicates(
+        diffmh.compose(mixture_entropy, mixture(None, 50, num_chains)), 0.4, num_runs, 21
+    )
     assert_unbiased(found.T, np.array([value[0], slope[0, 0]]), "value and gradient")
 
 
@@ -43,7 +45,9 @@ def test_plugging_in_one_chain_fails_for_the_entropy():
     _, slope = derivative(lambda theta: entropy(mixture_occupancy(50, 0)(theta)), 0.4)
     single = mixture(diffmh.StochasticDerivative("one-sided"), 50, 1)
     _, gradients = replicates(plug_in(mixture_entropy, single), 0.4, 40_000, 22)
-    finite = gradients[np.isfinite(gradients)]  # a chain that never saw a component has no entropy derivative
+    finite = gradients[
+        np.isfinite(gradients)
+    ]  # a chain that never saw a component has no entropy derivative
     assert z_scores(finite, slope[0, 0]) > 20
     assert 0.3 < finite.mean() / slope[0, 0] - 1 < 0.8
 
@@ -55,7 +59,9 @@ def capacity(temperature, moments):
 def exact_capacity():
     """3×3 at T = 3, 20 sweeps after 10: the case of ESTIMATOR §6."""
     moments = ising_moments(3, 20, 10)
-    value, slope = derivative(lambda theta: np.atleast_1d(heat_capacity(moments(theta), theta[0])), 3.0)
+    value, slope = derivative(
+        lambda theta: np.atleast_1d(heat_capacity(moments(theta), theta[0])), 3.0
+    )
     return value[0], slope[0, 0]
 
 
@@ -81,7 +87,9 @@ def test_several_expectations():
     ratio = diffmh.compose(lambda h, p, q: h * p[0] / q[1], first, second)
 
     def exact(theta):
-        return np.atleast_1d(theta[0] * mixture_occupancy(5, 0)(theta)[0] / mixture_occupancy(20, 0)(theta)[1])
+        return np.atleast_1d(
+            theta[0] * mixture_occupancy(5, 0)(theta)[0] / mixture_occupancy(20, 0)(theta)[1]
+        )
 
     value, slope = derivative(exact, 0.4)
     found = replicates(ratio, 0.4, 5_000, 25)

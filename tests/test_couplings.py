@@ -1,4 +1,6 @@
-"""Couplings hold their promise: both marginals and faithfulness, for every proposal-coupling pair that is offered."""
+"""Couplings hold their promise: both marginals and faithfulness, for every proposal-coupling
+pair that is offered.
+"""
 
 import equinox as eqx
 import jax
@@ -13,7 +15,9 @@ import diffmh
 ALPHA = 1e-6
 PAIRS, DRAWS = 20, 2_000
 
-RING = jnp.array([[0.1, 0.8, 0.1, 0.0], [0.0, 0.2, 0.8, 0.0], [0.3, 0.0, 0.1, 0.6], [0.9, 0.1, 0.0, 0.0]])
+RING = jnp.array(
+    [[0.1, 0.8, 0.1, 0.0], [0.0, 0.2, 0.8, 0.0], [0.3, 0.0, 0.1, 0.6], [0.9, 0.1, 0.0, 0.0]]
+)
 
 
 class StandardNormal:
@@ -48,30 +52,49 @@ maximal, reflection = diffmh.Maximal(), diffmh.MaximalReflection()
 lower = jnp.array([[1.0, 0.0], [0.7, 0.4]])
 
 OFFERED = [
-    *((diffmh.GaussianWalk(1.3), real, coupling) for coupling in (crn, independent, maximal, reflection)),
-    *((diffmh.GaussianWalk(jnp.array([0.5, 2.0])), vector, coupling) for coupling in (maximal, reflection)),
+    *(
+        (diffmh.GaussianWalk(1.3), real, coupling)
+        for coupling in (crn, independent, maximal, reflection)
+    ),
+    *(
+        (diffmh.GaussianWalk(jnp.array([0.5, 2.0])), vector, coupling)
+        for coupling in (maximal, reflection)
+    ),
     *((diffmh.GaussianWalk(lower), vector, coupling) for coupling in (crn, maximal, reflection)),
-    *((diffmh.CrankNicolson(0.6, 1.5, 0.3), vector, coupling) for coupling in (crn, independent, maximal, reflection)),
+    *(
+        (diffmh.CrankNicolson(0.6, 1.5, 0.3), vector, coupling)
+        for coupling in (crn, independent, maximal, reflection)
+    ),
     *((diffmh.OtherState(4), label, coupling) for coupling in (crn, independent, maximal)),
     *((diffmh.TransitionMatrix(RING), label, coupling) for coupling in (crn, independent, maximal)),
     *((diffmh.SpinFlip(), spins, coupling) for coupling in (crn, independent, maximal)),
     *((diffmh.SpinFlip(1), spins, coupling) for coupling in (crn, independent, maximal)),
-    *((diffmh.Independence(StandardNormal()), real, coupling) for coupling in (crn, independent, maximal)),
+    *(
+        (diffmh.Independence(StandardNormal()), real, coupling)
+        for coupling in (crn, independent, maximal)
+    ),
     *((Exponential(), positive, coupling) for coupling in (crn, independent, maximal)),
     (diffmh.On(lambda x: x["label"], diffmh.OtherState(4)), mixed, maximal),
     (diffmh.On(lambda x: x["mean"], diffmh.GaussianWalk(0.8)), mixed, reflection),
 ]
 NAMES = [f"{type(p).__name__}-{type(c).__name__}-{i}" for i, (p, _, c) in enumerate(OFFERED)]
-# Common and independent random numbers are the same code for every proposal: the first family tells most of it.
+# Common and independent random numbers are the same code for every proposal: the first family tells
+# most of it.
 EACH = [
-    pytest.param(*case, id=name, marks=pytest.mark.thorough if i > 1 and (case[2] is crn or case[2] is independent) else ())
+    pytest.param(
+        *case,
+        id=name,
+        marks=pytest.mark.thorough if i > 1 and (case[2] is crn or case[2] is independent) else (),
+    )
     for i, (name, case) in enumerate(zip(NAMES, OFFERED, strict=True))
 ]
 
 
 @eqx.filter_jit
 def proposals(proposal, coupling, draw_state, key):
-    """`x'`; `y'` by the coupling with a key of its own and with the primal's; both directly; `y'` from `y = x`: (PAIRS, DRAWS)."""
+    """`x'`; `y'` by the coupling with a key of its own and with the primal's; both directly;
+    `y'` from `y = x`: (PAIRS, DRAWS).
+    """
 
     def pair(key):
         key_x, key_y, key = jax.random.split(key, 3)
@@ -80,8 +103,12 @@ def proposals(proposal, coupling, draw_state, key):
         def one(key):
             key_sample, key_couple, *keys_direct = jax.random.split(key, 4)
             x_new = proposal.sample(key_sample, x)
-            coupled = [coupling.propose(key, proposal, x, x_new, y) for key in (key_couple, key_sample)]
-            direct = [proposal.sample(key, state) for key, state in zip(keys_direct, (x, y), strict=True)]
+            coupled = [
+                coupling.propose(key, proposal, x, x_new, y) for key in (key_couple, key_sample)
+            ]
+            direct = [
+                proposal.sample(key, state) for key, state in zip(keys_direct, (x, y), strict=True)
+            ]
             return x_new, *coupled, *direct, coupling.propose(key_couple, proposal, x, x_new, x)
 
         return jax.vmap(one)(jax.random.split(key, DRAWS))
@@ -90,17 +117,25 @@ def proposals(proposal, coupling, draw_state, key):
 
 
 def columns(tree):
-    return np.concatenate([np.asarray(leaf, float).reshape(PAIRS, DRAWS, -1) for leaf in jax.tree.leaves(tree)], axis=-1)
+    return np.concatenate(
+        [np.asarray(leaf, float).reshape(PAIRS, DRAWS, -1) for leaf in jax.tree.leaves(tree)],
+        axis=-1,
+    )
 
 
 def same_distribution(a: np.ndarray, b: np.ndarray) -> float:
-    """The p-value of two samples: χ² on whole states where there are few, Kolmogorov–Smirnov on each coordinate otherwise."""
+    """The p-value of two samples: χ² on whole states where there are few, Kolmogorov–Smirnov on
+    each coordinate otherwise.
+    """
     both, which = np.unique(np.concatenate([a, b]), axis=0, return_inverse=True)
     if len(both) == 1:
         return 1.0
     if len(both) <= 32:
         table = np.array(
-            [np.bincount(which.ravel()[half], minlength=len(both)) for half in (slice(0, len(a)), slice(len(a), None))]
+            [
+                np.bincount(which.ravel()[half], minlength=len(both))
+                for half in (slice(0, len(a)), slice(len(a), None))
+            ]
         )
         return stats.chi2_contingency(table).pvalue
     return min(stats.ks_2samp(a[:, i], b[:, i], method="asymp").pvalue for i in range(a.shape[1]))
@@ -112,7 +147,9 @@ def test_marginals_and_faithfulness(proposal, draw_state, coupling):
     x_new, own_key, primal_key, x_direct, y_direct, together = map(columns, drawn)
     for i in range(PAIRS):
         assert same_distribution(own_key[i], y_direct[i]) > ALPHA, "y' is not distributed as q(·|y)"
-        assert same_distribution(primal_key[i], y_direct[i]) > ALPHA, "y' is not distributed as q(·|y), given the primal's key"
+        assert same_distribution(primal_key[i], y_direct[i]) > ALPHA, (
+            "y' is not distributed as q(·|y), given the primal's key"
+        )
         assert same_distribution(x_new[i], x_direct[i]) > ALPHA, "x' is not distributed as q(·|x)"
     np.testing.assert_array_equal(together, x_new, "y = x does not give y' = x'")
 
@@ -132,23 +169,40 @@ def test_the_test_can_fail():
 @pytest.mark.parametrize(
     ("proposal", "draw_state", "coupling"),
     [case for case in OFFERED if isinstance(case[2], diffmh.Maximal | diffmh.MaximalReflection)],
-    ids=[name for name, case in zip(NAMES, OFFERED, strict=True) if isinstance(case[2], diffmh.Maximal | diffmh.MaximalReflection)],
+    ids=[
+        name
+        for name, case in zip(NAMES, OFFERED, strict=True)
+        if isinstance(case[2], diffmh.Maximal | diffmh.MaximalReflection)
+    ],
 )
 def test_maximal_couplings_are_maximal(proposal, draw_state, coupling):
-    """P(x' = y') = ∫ min(q(·|x), q(·|y)) = E[min(1, q(x'|y)/q(x'|x))], which no coupling can exceed."""
+    """P(x' = y') = ∫ min(q(·|x), q(·|y)) = E[min(1, q(x'|y)/q(x'|x))], which no coupling can
+    exceed.
+    """
 
     def pair(key):
         key_x, key_y, key = jax.random.split(key, 3)
         x, y = draw_state(key_x), draw_state(key_y)
-        if isinstance(proposal, diffmh.On):  # the rest of the state never meets; the part that moves is what is coupled
+        if isinstance(
+            proposal, diffmh.On
+        ):  # the rest of the state never meets; the part that moves is what is coupled
             y = proposal.replace(x, proposal.where(y))
 
         def one(key):
             key_sample, key_couple = jax.random.split(key)
             x_new = proposal.sample(key_sample, x)
             y_new = coupling.propose(key_couple, proposal, x, x_new, y)
-            met = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(jax.tree.leaves(x_new), jax.tree.leaves(y_new), strict=True)]))
-            overlap = jnp.exp(jnp.minimum(0.0, proposal.log_prob(y, x_new) - proposal.log_prob(x, x_new)))
+            met = jnp.all(
+                jnp.stack(
+                    [
+                        jnp.all(a == b)
+                        for a, b in zip(jax.tree.leaves(x_new), jax.tree.leaves(y_new), strict=True)
+                    ]
+                )
+            )
+            overlap = jnp.exp(
+                jnp.minimum(0.0, proposal.log_prob(y, x_new) - proposal.log_prob(x, x_new))
+            )
             return met.astype(float) - overlap
 
         return jax.vmap(one)(jax.random.split(key, DRAWS))
@@ -186,6 +240,8 @@ def test_each_proposal_knows_its_best_coupling(proposal, best):
 
 def test_reflection_recouples_as_often_as_it_should():
     """ESTIMATOR §5: 194 recouplings per 1000 steps on N(0, 1) in one dimension."""
-    kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), diffmh.GaussianWalk(2.38))
+    kernel = diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), diffmh.GaussianWalk(2.38)
+    )
     path = diffmh.trace(kernel, 0.0, jax.random.key(8), init=0.0, num_steps=100_000)
     assert 0.17 < float(jnp.mean(path.recoupled)) < 0.30

@@ -1,4 +1,6 @@
-"""An expectation is an ordinary JAX function: every transformation, their nestings, any tree, and one primal in all of them."""
+"""An expectation is an ordinary JAX function: every transformation, their nestings, any tree,
+and one primal in all of them.
+"""
 
 import functools
 import itertools
@@ -13,7 +15,12 @@ import diffmh
 
 KEY = jax.random.key(1)
 MEANS = jnp.array([-2.5, 2.0, 5.0])
-COUPLINGS = [diffmh.CommonRandomNumbers(), diffmh.Independent(), diffmh.Maximal(), diffmh.MaximalReflection()]
+COUPLINGS = [
+    diffmh.CommonRandomNumbers(),
+    diffmh.Independent(),
+    diffmh.Maximal(),
+    diffmh.MaximalReflection(),
+]
 # Beside the default, which the couplings are tried with.
 ESTIMATORS = [
     diffmh.StochasticDerivative(alternatives=2),
@@ -42,10 +49,18 @@ def moments(theta, x):
 
 
 MIXTURE = diffmh.expectation(
-    occupancy, diffmh.MetropolisHastings(log_mixture, diffmh.OtherState(3)), init=0, num_samples=20, num_chains=4
+    occupancy,
+    diffmh.MetropolisHastings(log_mixture, diffmh.OtherState(3)),
+    init=0,
+    num_samples=20,
+    num_chains=4,
 )
 NORMAL = diffmh.expectation(
-    moments, diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(2.38)), init=0.0, num_samples=20, num_chains=4
+    moments,
+    diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(2.38)),
+    init=0.0,
+    num_samples=20,
+    num_chains=4,
 )
 CASES = [
     pytest.param(MIXTURE, jnp.float32(0.4), id="mixture"),
@@ -66,13 +81,18 @@ def identical_trees(tree, expected):
 
 def along(jacobian, value, direction):
     """A Jacobian, a tree like the value of trees like theta, applied to a direction."""
-    dot = lambda block: sum(jax.tree.leaves(jax.tree.map(lambda part, d: part * d, block, direction)))
+    dot = lambda block: sum(
+        jax.tree.leaves(jax.tree.map(lambda part, d: part * d, block, direction))
+    )
     return jax.tree.map(lambda _, block: dot(block), value, jacobian)
 
 
 def total(expectation):
     """A scalar function whose gradient tells the outputs apart."""
-    weigh = lambda tree: sum((i + 1) * jnp.sum(leaf * (1 + jnp.arange(leaf.size))) for i, leaf in enumerate(jax.tree.leaves(tree)))
+    weigh = lambda tree: sum(
+        (i + 1) * jnp.sum(leaf * (1 + jnp.arange(leaf.size)))
+        for i, leaf in enumerate(jax.tree.leaves(tree))
+    )
     return lambda theta, key: weigh(expectation(theta, key))
 
 
@@ -90,7 +110,9 @@ def stack(trees):
 def test_first_derivatives_agree(expectation, theta):
     value = expectation(theta, KEY)
     jacobian = jax.jacfwd(expectation)(theta, KEY)
-    assert sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(jacobian)) > 0.001, "there is something to compare"
+    assert sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(jacobian)) > 0.001, (
+        "there is something to compare"
+    )
     close_trees(jax.jacrev(expectation)(theta, KEY), jacobian)
     close_trees(jax.jit(expectation)(theta, KEY), value)
 
@@ -100,13 +122,16 @@ def test_first_derivatives_agree(expectation, theta):
     identical_trees(primal, value)
     close_trees(tangent, along(jacobian, value, direction))
     close_trees(
-        jax.jvp(at, (theta,), (jax.tree.map(lambda leaf: 2 * leaf, direction),))[1], jax.tree.map(lambda leaf: 2 * leaf, tangent)
+        jax.jvp(at, (theta,), (jax.tree.map(lambda leaf: 2 * leaf, direction),))[1],
+        jax.tree.map(lambda leaf: 2 * leaf, tangent),
     )
 
     primal, pullback = jax.vjp(at, theta)
     identical_trees(primal, value)
     cotangent = jax.tree.map(lambda leaf: jnp.cos(1 + leaf), value)
-    inner = lambda a, b: sum(jnp.sum(p * q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    inner = lambda a, b: sum(
+        jnp.sum(p * q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
     close(inner(pullback(cotangent)[0], direction), inner(cotangent, tangent))
 
     primal, tangent_map = jax.linearize(at, theta)
@@ -120,7 +145,11 @@ def test_grad_and_jit_in_any_order(expectation, theta):
     value, gradient = function(theta, KEY), jax.grad(function)(theta, KEY)
     jacobian = jax.jacfwd(function)(theta, KEY)
     close_trees(gradient, jacobian)
-    for transformed in (jax.value_and_grad(function), jax.jit(jax.value_and_grad(function)), jax.value_and_grad(jax.jit(function))):
+    for transformed in (
+        jax.value_and_grad(function),
+        jax.jit(jax.value_and_grad(function)),
+        jax.value_and_grad(jax.jit(function)),
+    ):
         found = transformed(theta, KEY)
         close(found[0], value)
         close_trees(found[1], gradient)
@@ -139,7 +168,10 @@ def test_vmap_is_the_loop(expectation, theta):
     close(jax.vmap(function, (0, None))(thetas, KEY), over_theta[0])
     close_trees(jax.vmap(jax.value_and_grad(function), (0, None))(thetas, KEY), over_theta)
     close_trees(jax.jit(jax.vmap(jax.value_and_grad(function), (None, 0)))(theta, keys), over_keys)
-    close_trees(jax.grad(lambda thetas: jax.vmap(function, (0, None))(thetas, KEY).sum())(thetas), over_theta[1])
+    close_trees(
+        jax.grad(lambda thetas: jax.vmap(function, (0, None))(thetas, KEY).sum())(thetas),
+        over_theta[1],
+    )
 
 
 @pytest.mark.parametrize("expectation, theta", CASES)
@@ -149,8 +181,13 @@ def test_inside_scan(expectation, theta):
     _, scanned = jax.lax.scan(lambda carry, key: (carry, tangents(key)), None, keys)
     close(scanned, jnp.stack([jax.jit(tangents)(key) for key in keys]))
 
-    through = lambda theta: jax.lax.scan(lambda carry, key: (carry + function(theta, key), None), 0.0, keys)[0]
-    close_trees(jax.grad(through)(theta), jax.grad(lambda theta: sum(function(theta, key) for key in keys))(theta))
+    through = lambda theta: jax.lax.scan(
+        lambda carry, key: (carry + function(theta, key), None), 0.0, keys
+    )[0]
+    close_trees(
+        jax.grad(through)(theta),
+        jax.grad(lambda theta: sum(function(theta, key) for key in keys))(theta),
+    )
 
 
 def test_chains_average_to_the_value():
@@ -185,15 +222,31 @@ PARTS = diffmh.Cycle(
 @pytest.mark.parametrize(
     "kernel, init, f",
     [
-        (diffmh.MetropolisHastings(lambda theta, x: theta * x, diffmh.OtherState(4)), 0, lambda theta, x: x),
+        (
+            diffmh.MetropolisHastings(lambda theta, x: theta * x, diffmh.OtherState(4)),
+            0,
+            lambda theta, x: x,
+        ),
         (
             diffmh.MetropolisHastings(lambda theta, x: theta * jnp.sum(x), diffmh.SpinFlip()),
             jnp.ones(5, jnp.int8),
             lambda theta, x: x[:2],
         ),
-        (diffmh.MetropolisHastings(lambda theta, x: theta * jnp.sum(x), FlipBit()), jnp.zeros(5, bool), lambda theta, x: x),
-        (diffmh.MetropolisHastings(lambda theta, x: -theta * x**2, diffmh.GaussianWalk(2.38)), 0.0, lambda theta, x: x**2),
-        (diffmh.MetropolisHastings(log_tree, diffmh.GaussianWalk(1.0)), {"a": jnp.zeros(2), "b": (0.0,)}, lambda theta, x: x),
+        (
+            diffmh.MetropolisHastings(lambda theta, x: theta * jnp.sum(x), FlipBit()),
+            jnp.zeros(5, bool),
+            lambda theta, x: x,
+        ),
+        (
+            diffmh.MetropolisHastings(lambda theta, x: -theta * x**2, diffmh.GaussianWalk(2.38)),
+            0.0,
+            lambda theta, x: x**2,
+        ),
+        (
+            diffmh.MetropolisHastings(log_tree, diffmh.GaussianWalk(1.0)),
+            {"a": jnp.zeros(2), "b": (0.0,)},
+            lambda theta, x: x,
+        ),
         (PARTS, {"a": jnp.zeros(2), "b": (0.0,)}, lambda theta, x: x),
     ],
     ids=["integer", "spins", "boolean", "float", "tree", "parts of a tree"],
@@ -202,14 +255,18 @@ def test_states(kernel, init, f):
     expectation = diffmh.expectation(f, kernel, init=init, num_samples=50, num_chains=4)
     at = lambda theta: expectation(theta, KEY)
     value, tangent = jax.jvp(at, (0.8,), (1.0,))
-    assert jax.tree.structure(tangent) == jax.tree.structure(value) == jax.tree.structure(f(0.8, init))
+    assert (
+        jax.tree.structure(tangent) == jax.tree.structure(value) == jax.tree.structure(f(0.8, init))
+    )
     leaves = jax.tree.leaves(tangent)
     assert all(leaf.dtype == jnp.float32 and np.all(np.isfinite(leaf)) for leaf in leaves)
     assert all(np.any(leaf != 0) for leaf in leaves)
 
 
 def test_network_in_theta():
-    network = eqx.nn.MLP("scalar", "scalar", width_size=3, depth=1, activation=jnp.tanh, key=jax.random.key(0))
+    network = eqx.nn.MLP(
+        "scalar", "scalar", width_size=3, depth=1, activation=jnp.tanh, key=jax.random.key(0)
+    )
     weights, static = eqx.partition(network, eqx.is_array)
     log_density = lambda weights, x: -0.5 * x**2 + eqx.combine(weights, static)(x)
     kernel = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.38))
@@ -217,7 +274,11 @@ def test_network_in_theta():
     gradient = jax.grad(mean)(weights, KEY)
     assert jax.tree.structure(gradient) == jax.tree.structure(weights)
     jax.tree.map(
-        lambda leaf, weight: np.testing.assert_equal((leaf.shape, leaf.dtype), (weight.shape, weight.dtype)), gradient, weights
+        lambda leaf, weight: np.testing.assert_equal(
+            (leaf.shape, leaf.dtype), (weight.shape, weight.dtype)
+        ),
+        gradient,
+        weights,
     )
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
     assert np.any(gradient.layers[0].weight != 0)
@@ -234,7 +295,9 @@ def test_new_arguments_compile_nothing():
         return -jnp.sum(jnp.abs(x - theta - data) ** exponent)
 
     kernel = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(1.0))
-    mean = diffmh.expectation(lambda theta, x, *args: x, kernel, init=0.0, num_samples=5, num_chains=2)
+    mean = diffmh.expectation(
+        lambda theta, x, *args: x, kernel, init=0.0, num_samples=5, num_chains=2
+    )
     for function in (mean, mean.run, jax.jit(jax.grad(mean)), jax.grad(mean)):
         function(0.5, KEY, jnp.zeros(3), 2.0)
         before, first = len(seen), mean(0.5, KEY, jnp.zeros(3), 2.0)
@@ -255,8 +318,12 @@ THOROUGH_PRECISIONS = [
 @pytest.mark.parametrize("parameter, state", [(jnp.float64, jnp.float64), *THOROUGH_PRECISIONS])
 def test_double_precision(parameter, state):
     with jax.enable_x64(True):
-        kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
-        mean = diffmh.expectation(lambda theta, x: x, kernel, init=jnp.zeros((), state), num_samples=50, num_chains=4)
+        kernel = diffmh.MetropolisHastings(
+            lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38)
+        )
+        mean = diffmh.expectation(
+            lambda theta, x: x, kernel, init=jnp.zeros((), state), num_samples=50, num_chains=4
+        )
         value, gradient = jax.value_and_grad(mean)(jnp.array(0.5, parameter), KEY)
         assert (value.dtype, gradient.dtype) == (state, parameter)
         assert np.isfinite(gradient) and gradient != 0
@@ -268,7 +335,8 @@ def test_double_precision(parameter, state):
 def test_double_precision_of_labels():
     with jax.enable_x64(True):
         kernel = diffmh.MetropolisHastings(
-            lambda h, j: -0.5 * ((h - jnp.array([-2.5, 2.0, 5.0])[j]) / 4) ** 2, diffmh.OtherState(3)
+            lambda h, j: -0.5 * ((h - jnp.array([-2.5, 2.0, 5.0])[j]) / 4) ** 2,
+            diffmh.OtherState(3),
         )
         probabilities = diffmh.expectation(occupancy, kernel, init=0, num_samples=50, num_chains=4)
         jacobian = jax.jacobian(probabilities)(0.4, KEY)
@@ -276,8 +344,8 @@ def test_double_precision_of_labels():
         np.testing.assert_allclose(jacobian.sum(), 0, atol=1e-15)
 
 
-# Long enough, with enough chains and products to contract that a compiler's freedom to round would show: without
-# `_rounding.settle` these tests fail.
+# Long enough, with enough chains and products to contract that a compiler's freedom to round would
+# show: without `_rounding.settle` these tests fail.
 LONG = 3_000
 LABELS = diffmh.MetropolisHastings(log_mixture, diffmh.OtherState(3))
 WALK = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.3))
@@ -289,7 +357,9 @@ def run(model, num_chains=16, coupling=None, estimator=None):
     kernel, init, f = RUNS[model]
     if coupling is not None:
         kernel = diffmh.MetropolisHastings(kernel.density, kernel.proposal, coupling)
-    return diffmh.expectation(f, kernel, init=init, num_samples=LONG, num_chains=num_chains, estimator=estimator)
+    return diffmh.expectation(
+        f, kernel, init=init, num_samples=LONG, num_chains=num_chains, estimator=estimator
+    )
 
 
 @functools.cache
@@ -322,7 +392,10 @@ def test_one_primal_for_every_estimator(estimator, model, num_chains):
 @pytest.mark.parametrize(
     "model, coupling",
     [
-        *(pytest.param("mixture", coupling, marks=pytest.mark.thorough) for coupling in COUPLINGS[:3]),
+        *(
+            pytest.param("mixture", coupling, marks=pytest.mark.thorough)
+            for coupling in COUPLINGS[:3]
+        ),
         *(("normal", coupling) for coupling in COUPLINGS),
     ],
     ids=str,
@@ -346,7 +419,9 @@ def log_parts(theta, x):
     return log_quartic(theta, x["a"]) - 0.3 * theta * x["a"] * x["b"] - 0.7 * x["b"] ** 2
 
 
-PART = {name: diffmh.On(lambda x, name=name: x[name], diffmh.GaussianWalk(1.3)) for name in ("a", "b")}
+PART = {
+    name: diffmh.On(lambda x, name=name: x[name], diffmh.GaussianWalk(1.3)) for name in ("a", "b")
+}
 
 
 @pytest.mark.parametrize(
@@ -375,20 +450,29 @@ def test_one_primal_whatever_is_asked(model):
     np.testing.assert_allclose(value, per_chain.mean(0), rtol=1e-6)
     np.testing.assert_array_equal(plain(model, 1)[0], per_chain[0])
     function = lambda theta, key: jnp.sum(expectation(theta, key))
-    np.testing.assert_array_equal(jax.jvp(lambda theta: expectation(theta, KEY), (0.4,), (1.0,))[0], value)
+    np.testing.assert_array_equal(
+        jax.jvp(lambda theta: expectation(theta, KEY), (0.4,), (1.0,))[0], value
+    )
     np.testing.assert_array_equal(jax.value_and_grad(function)(0.4, KEY)[0], function(0.4, KEY))
     # The mean over the chains may round otherwise when it is compiled together with them.
-    np.testing.assert_allclose(jax.jit(jax.value_and_grad(function))(0.4, KEY)[0], function(0.4, KEY), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.value_and_grad(function))(0.4, KEY)[0], function(0.4, KEY), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("model", RUNS)
 def test_the_trace_is_the_same_primal(model):
     kernel, init, f = RUNS[model]
     couplings = COUPLINGS[:3] if model == "mixture" else COUPLINGS
-    kernels = [diffmh.MetropolisHastings(kernel.density, kernel.proposal, coupling) for coupling in couplings]
+    kernels = [
+        diffmh.MetropolisHastings(kernel.density, kernel.proposal, coupling)
+        for coupling in couplings
+    ]
     traces = [diffmh.trace(kernel, 0.4, KEY, init=init, num_steps=LONG) for kernel in kernels]
     for trace in traces[1:]:
         np.testing.assert_array_equal(trace.primal, traces[0].primal)
-        assert np.any(trace.alternative != traces[0].alternative), "the couplings differ in what they do to the alternative"
+        assert np.any(trace.alternative != traces[0].alternative), (
+            "the couplings differ in what they do to the alternative"
+        )
     mean = np.mean(jax.vmap(lambda x: f(0.4, x))(traces[0].primal), axis=0, dtype=float)
     np.testing.assert_allclose(plain(model, 1)[0], mean, rtol=1e-6)

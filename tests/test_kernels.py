@@ -1,4 +1,6 @@
-"""Cycle, Repeat and On against the exact oracle, and a user's own block kernel on the same bookkeeping."""
+"""Cycle, Repeat and On against the exact oracle, and a user's own block kernel on the same
+bookkeeping.
+"""
 
 import equinox as eqx
 import jax
@@ -46,7 +48,10 @@ def mixed_oracle(num_samples, repeats, order):
 
     def mean(theta):
         log_density = -0.5 * (means - theta[0] * labels) ** 2 + theta[1] * labels
-        matrices = {"label": transition_matrix(log_density, move_label), "mean": transition_matrix(log_density, move_mean)}
+        matrices = {
+            "label": transition_matrix(log_density, move_label),
+            "mean": transition_matrix(log_density, move_mean),
+        }
         step = np.eye(LABELS * GRID, dtype=complex)
         for _ in range(repeats):
             for name in order:
@@ -57,14 +62,20 @@ def mixed_oracle(num_samples, repeats, order):
 
 
 def mixed_kernels(coupling=None):
-    label = diffmh.MetropolisHastings(mixed_log_density, diffmh.On(lambda s: s["label"], diffmh.OtherState(LABELS)))
-    mean = diffmh.MetropolisHastings(mixed_log_density, diffmh.On(lambda s: s["mean"], GridWalk()), coupling)
+    label = diffmh.MetropolisHastings(
+        mixed_log_density, diffmh.On(lambda s: s["label"], diffmh.OtherState(LABELS))
+    )
+    mean = diffmh.MetropolisHastings(
+        mixed_log_density, diffmh.On(lambda s: s["mean"], GridWalk()), coupling
+    )
     return label, mean
 
 
 def apart(kernel):
     """The same kernel with a density of its own, so that nothing remembered can be shared."""
-    return diffmh.MetropolisHastings(lambda theta, state: mixed_log_density(theta, state), kernel.proposal, kernel.coupling)
+    return diffmh.MetropolisHastings(
+        lambda theta, state: mixed_log_density(theta, state), kernel.proposal, kernel.coupling
+    )
 
 
 label, mean = mixed_kernels()
@@ -96,9 +107,17 @@ def test_metropolis_within_gibbs(name, alternatives):
 
 
 def test_forgetting_changes_nothing():
-    """A cycle whose kernels share what they remember, and one whose kernels do not, walk the same path."""
+    """A cycle whose kernels share what they remember, and one whose kernels do not, walk the
+    same path.
+    """
     shared, forgetful = (
-        diffmh.trace(KERNELS[name][0], jnp.array([0.75, -0.25]), jax.random.key(0), init={"label": 0, "mean": 0.0}, num_steps=300)
+        diffmh.trace(
+            KERNELS[name][0],
+            jnp.array([0.75, -0.25]),
+            jax.random.key(0),
+            init={"label": 0, "mean": 0.0},
+            num_steps=300,
+        )
         for name in ("cycle", "cycle of different densities")
     )
     for a, b in zip(jax.tree.leaves(shared.primal), jax.tree.leaves(forgetful.primal), strict=True):
@@ -106,7 +125,9 @@ def test_forgetting_changes_nothing():
 
 
 class TwoColours(diffmh.AcceptReject):
-    """A user's block kernel: on a ring of spins all sites of one parity decide at once, each proposed ±1 with probability ½."""
+    """A user's block kernel: on a ring of spins all sites of one parity decide at once, each
+    proposed ±1 with probability ½.
+    """
 
     parity: int = eqx.field(static=True)
 
@@ -119,7 +140,9 @@ class TwoColours(diffmh.AcceptReject):
     def noise(self, key, x, num_steps):
         key_spin, key_accept = jax.random.split(key)
         shape = (num_steps, x.shape[0] // 2)
-        return jax.random.rademacher(key_spin, shape, x.dtype), jax.random.uniform(key_accept, shape)
+        return jax.random.rademacher(key_spin, shape, x.dtype), jax.random.uniform(
+            key_accept, shape
+        )
 
     def coupling_noise(self, key, x, num_steps):
         return None
@@ -128,7 +151,9 @@ class TwoColours(diffmh.AcceptReject):
         spins, uniform = noise
         mine = x[self.parity :: 2]
         neighbours = (jnp.roll(x, 1) + jnp.roll(x, -1))[self.parity :: 2]
-        log_ratio = parameters.evaluate(lambda theta, mine, n: (spins - mine) * (theta[0] * n + theta[1]), mine, neighbours)
+        log_ratio = parameters.evaluate(
+            lambda theta, mine, n: (spins - mine) * (theta[0] * n + theta[1]), mine, neighbours
+        )
         accepted = accept(uniform, log_ratio.value)
         return x.at[self.parity :: 2].set(jnp.where(accepted, spins, mine)), accepted, log_ratio
 
@@ -154,9 +179,13 @@ class TwoColours(diffmh.AcceptReject):
 
 
 def ring_oracle(sites, num_samples):
-    spins = np.array([[1 - 2 * ((state >> k) & 1) for k in range(sites)] for state in range(2**sites)])
+    spins = np.array(
+        [[1 - 2 * ((state >> k) & 1) for k in range(sites)] for state in range(2**sites)]
+    )
     pairs, field = np.sum(spins * np.roll(spins, 1, axis=1), axis=1), spins.sum(axis=1)
-    observed = np.stack([spins.mean(axis=1), pairs, spins[:, 0] * spins[:, 2]], axis=1).astype(float)
+    observed = np.stack([spins.mean(axis=1), pairs, spins[:, 0] * spins[:, 2]], axis=1).astype(
+        float
+    )
 
     def mean(theta):
         log_density = theta[0] * pairs + theta[1] * field
@@ -175,7 +204,9 @@ def ring_oracle(sites, num_samples):
 @pytest.mark.parametrize("alternatives", [1, 3])
 def test_block_kernel(alternatives):
     """Many decisions per step, on the bookkeeping that serves one."""
-    observed = lambda theta, x: jnp.stack([jnp.mean(x * 1.0), jnp.sum(x * jnp.roll(x, 1)) * 1.0, x[0] * x[2] * 1.0])
+    observed = lambda theta, x: jnp.stack(
+        [jnp.mean(x * 1.0), jnp.sum(x * jnp.roll(x, 1)) * 1.0, x[0] * x[2] * 1.0]
+    )
     expectation = diffmh.expectation(
         observed,
         diffmh.Cycle(TwoColours(0), TwoColours(1)),
@@ -204,7 +235,9 @@ def test_score_of_a_block_kernel():
 
 
 def test_covariance_at_stationarity():
-    """From starts in the stationary distribution, long enough: consistent. The Boltzmann average by enumeration."""
+    """From starts in the stationary distribution, long enough: consistent. The Boltzmann average
+    by enumeration.
+    """
     spins = np.array([[1 - 2 * ((state >> k) & 1) for k in range(4)] for state in range(16)])
     pairs, field = np.sum(spins * np.roll(spins, 1, axis=1), axis=1), spins.sum(axis=1)
 
@@ -228,8 +261,12 @@ def test_covariance_at_stationarity():
 
 
 def test_alternatives_carry_no_gradients():
-    """An alternative's memory has values only: a gradient there would be carried, selected and copied for nothing."""
-    kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0))
+    """An alternative's memory has values only: a gradient there would be carried, selected and
+    copied for nothing.
+    """
+    kernel = diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0)
+    )
     state = kernel.start(Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True), jnp.array(0.0))
     assert state.memory.gradient is not None and without_gradients(state).memory.gradient is None
 

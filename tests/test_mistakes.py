@@ -1,4 +1,6 @@
-"""The tests can fail: deliberate mistakes, each of which `assert_unbiased` must catch on a small finite chain."""
+"""The tests can fail: deliberate mistakes, each of which `assert_unbiased` must catch on a small
+finite chain.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +20,16 @@ RUNS = 40_000
 
 
 def run(problem: Problem = PROBLEM, coupling=None, init=0, num_samples=8, burn_in=3) -> np.ndarray:
-    """Derivatives by many runs, traced anew (new function objects), so that what was patched is what runs."""
+    """Derivatives by many runs, traced anew (new function objects), so that what was patched is
+    what runs.
+    """
     fresh = lambda theta, x, *args: log_density(theta, x, *args)
-    mh = diffmh.MetropolisHastings(fresh, diffmh.TransitionMatrix(jnp.asarray(problem.proposal, jnp.float32)), coupling)
-    expectation = diffmh.expectation(f, mh, init=init, num_samples=num_samples, burn_in=burn_in, num_chains=RUNS)
+    mh = diffmh.MetropolisHastings(
+        fresh, diffmh.TransitionMatrix(jnp.asarray(problem.proposal, jnp.float32)), coupling
+    )
+    expectation = diffmh.expectation(
+        f, mh, init=init, num_samples=num_samples, burn_in=burn_in, num_chains=RUNS
+    )
     theta, *args = (jnp.asarray(array, jnp.float32) for array in problem[1:])
     return np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(11), *args))
 
@@ -38,14 +46,26 @@ class CopiesTheProposal(diffmh.Coupling):
 
 
 def wrong_sign_after_a_reject(patch):
-    patch(stochastic_derivative, "flip_weight", lambda step, weights: -step.accept_probability * step.log_accept_gradient)
+    patch(
+        stochastic_derivative,
+        "flip_weight",
+        lambda step, weights: -step.accept_probability * step.log_accept_gradient,
+    )
 
 
 def pruning_reuses_the_accept_uniform(patch):
     right = diffmh.StochasticDerivative.advance
 
     def wrong(self, parameters, kernel, step, memory, noise, own):
-        return right(self, parameters, kernel, step, memory, noise, stochastic_derivative.OwnNoise(own.coupling, noise.uniform))
+        return right(
+            self,
+            parameters,
+            kernel,
+            step,
+            memory,
+            noise,
+            stochastic_derivative.OwnNoise(own.coupling, noise.uniform),
+        )
 
     patch(diffmh.StochasticDerivative, "advance", wrong)
 
@@ -65,7 +85,9 @@ def alternative_copies_the_decision(patch):
 
     def wrong(self, parameters, step, alternative, noise, coupling_noise):
         agreed = jnp.where(step.accepted, -1.0, 2.0)  # a uniform below, or above, every α
-        return right(self, parameters, step, alternative, type(noise)(noise.proposal, agreed), coupling_noise)
+        return right(
+            self, parameters, step, alternative, type(noise)(noise.proposal, agreed), coupling_noise
+        )
 
     patch(diffmh.MetropolisHastings, "coupled_step", wrong)
 
@@ -89,7 +111,9 @@ def keeps_the_weight_after_a_birth(patch):
 
     def wrong(kernel, step, slots, candidate, uniform):
         pruned, born = right(kernel, step, slots, candidate, uniform)
-        return alternatives.Alternatives(pruned.state, jnp.where(born[:, None], candidate[None], slots.weight)), born
+        return alternatives.Alternatives(
+            pruned.state, jnp.where(born[:, None], candidate[None], slots.weight)
+        ), born
 
     patch(alternatives, "prune", wrong)
 
@@ -99,12 +123,21 @@ def forgets_that_f_depends_on_theta(patch):
 
 
 def accepts_with_its_own_uniform_but_never_drops(patch):
-    """Fresh uniforms for the alternative are unbiased only while met chains are dropped for good: here they are not, and part."""
+    """Fresh uniforms for the alternative are unbiased only while met chains are dropped for
+    good: here they are not, and part.
+    """
     patch(alternatives, "drop_recoupled", lambda slots, primal: slots)
     right = diffmh.MetropolisHastings.coupled_step
 
     def wrong(self, parameters, step, alternative, noise, coupling_noise):
-        return right(self, parameters, step, alternative, type(noise)(noise.proposal, 0.5 * noise.uniform), coupling_noise)
+        return right(
+            self,
+            parameters,
+            step,
+            alternative,
+            type(noise)(noise.proposal, 0.5 * noise.uniform),
+            coupling_noise,
+        )
 
     patch(diffmh.MetropolisHastings, "coupled_step", wrong)
 
@@ -134,7 +167,9 @@ def test_coupling_that_breaks_its_marginal_is_caught():
 
 def test_no_derivative_through_burn_in_is_caught():
     """The burn-in run apart, as a random start: its own dependence on θ is lost."""
-    matrix = transition_matrix(PROBLEM.base + PROBLEM.features @ PROBLEM.theta, PROBLEM.proposal).real
+    matrix = transition_matrix(
+        PROBLEM.base + PROBLEM.features @ PROBLEM.theta, PROBLEM.proposal
+    ).real
     after_burn_in = jnp.asarray(np.linalg.matrix_power(matrix, 3)[0])
     start = lambda key: jax.random.categorical(key, jnp.log(jnp.maximum(after_burn_in, 1e-30)))
     assert is_caught(run(init=start, burn_in=0), exact(PROBLEM, **LENGTH))
@@ -150,17 +185,29 @@ def test_wrong_share_at_ties_is_caught(share, monkeypatch):
     assert_unbiased(run(tied), exact(tied, **LENGTH))
 
     def wrong(self):
-        return jnp.where(self.log_ratio.value < 0, 1.0, jnp.where(self.log_ratio.value == 0, share, 0.0)) * self.log_ratio.gradient
+        return (
+            jnp.where(
+                self.log_ratio.value < 0, 1.0, jnp.where(self.log_ratio.value == 0, share, 0.0)
+            )
+            * self.log_ratio.gradient
+        )
 
     monkeypatch.setattr(kernel.Step, "log_accept_gradient", property(wrong))
     assert is_caught(run(tied), exact(tied, **LENGTH))
 
 
 def test_the_oracle_sees_the_length():
-    """At burn-in 50 finite-length mistakes are invisible: the tests run at burn-in 0 and 3, where they are not."""
+    """At burn-in 50 finite-length mistakes are invisible: the tests run at burn-in 0 and 3,
+    where they are not.
+    """
 
     def mean(num_samples, burn_in):
-        matrix = lambda theta: transition_matrix(PROBLEM.base + PROBLEM.features @ theta, PROBLEM.proposal)
-        return derivative(lambda t: finite_chain_mean(matrix(t), 0, PROBLEM.values, num_samples, burn_in), PROBLEM.theta)[1]
+        matrix = lambda theta: transition_matrix(
+            PROBLEM.base + PROBLEM.features @ theta, PROBLEM.proposal
+        )
+        return derivative(
+            lambda t: finite_chain_mean(matrix(t), 0, PROBLEM.values, num_samples, burn_in),
+            PROBLEM.theta,
+        )[1]
 
     assert np.abs(mean(8, 0) - mean(7, 0)).max() > 1e-3

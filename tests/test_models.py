@@ -1,4 +1,6 @@
-"""The paper's models: their samplers against enumeration, their exact answers against independent ones."""
+"""The paper's models: their samplers against enumeration, their exact answers against
+independent ones.
+"""
 
 import itertools
 
@@ -37,11 +39,15 @@ def test_kaufman_against_enumeration(temperature):
         return np.array([mean, (square - mean**2) / theta[0] ** 2])
 
     value, slope = derivative(averages, temperature)
-    np.testing.assert_allclose(ising.exact(4, temperature), [value[0], value[1], slope[1, 0]], rtol=1e-9)
+    np.testing.assert_allclose(
+        ising.exact(4, temperature), [value[0], value[1], slope[1, 0]], rtol=1e-9
+    )
     np.testing.assert_allclose(slope[0, 0], value[1], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("size", "theta"), [(2, (1.5, 0.7, 0.3)), (3, (3.0, 1.2, -0.4)), (4, (2.5, 1.0, 0.0))])
+@pytest.mark.parametrize(
+    ("size", "theta"), [(2, (1.5, 0.7, 0.3)), (3, (3.0, 1.2, -0.4)), (4, (2.5, 1.0, 0.0))]
+)
 def test_enumeration(size, theta):
     """Against complex-step derivatives of log Z; without field and at L = 4 against Kaufman."""
     spins = ising_configurations(size)
@@ -75,7 +81,9 @@ def test_peak_of_the_heat_capacity():
 
 @pytest.mark.parametrize("temperature", [0.1, 2.2, 2.269185314213022, 2.3, 50.0])
 def test_kaufman_is_stable_at_256(temperature):
-    """Per site within finite-size effects of a lattice half as large, away from the critical point; finite everywhere."""
+    """Per site within finite-size effects of a lattice half as large, away from the critical
+    point; finite everywhere.
+    """
     large, half = ising.exact(256, temperature), ising.exact(128, temperature)
     assert np.all(np.isfinite(large))
     np.testing.assert_allclose(large.energy / 256**2, half.energy / 128**2, rtol=3e-3)
@@ -94,10 +102,14 @@ def test_spins_by_colour():
 
 
 def checkerboard_oracle(num_sweeps, flip):
-    """4×4 by enumeration: black sites, then white ones; each proposed ±1 with probability ½, or to flip."""
+    """4×4 by enumeration: black sites, then white ones; each proposed ±1 with probability ½, or
+    to flip.
+    """
     spins = ising_configurations(4).astype(float)
     bonds, field = -ising_energy(spins), spins.sum(axis=(1, 2))
-    sites = [4 * i + j for parity in (0, 1) for i in range(4) for j in range(4) if (i + j) % 2 == parity]
+    sites = [
+        4 * i + j for parity in (0, 1) for i in range(4) for j in range(4) if (i + j) % 2 == parity
+    ]
 
     def mean(theta):
         temperature, interaction, h = theta
@@ -111,7 +123,11 @@ def checkerboard_oracle(num_sweeps, flip):
                 flipped = np.arange(len(spins)) ^ (1 << (15 - site))
                 ratio = log_density[flipped] - log_density
                 share = np.where(ratio.real < 0, 1.0, np.where(ratio.real == 0, 0.5, 0.0))
-                move = (1.0 if flip else 0.5) * np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * share * ratio.imag)
+                move = (
+                    (1.0 if flip else 0.5)
+                    * np.exp(np.minimum(ratio.real, 0.0))
+                    * (1 + 1j * share * ratio.imag)
+                )
                 row = row * (1 - move) + (row * move)[flipped]
             total += row @ observed
         return total / num_sweeps
@@ -121,7 +137,9 @@ def checkerboard_oracle(num_sweeps, flip):
 
 @pytest.mark.parametrize(("flip", "alternatives"), [(False, 1), (False, 4), (True, 1)])
 def test_checkerboard_sweeps(flip, alternatives):
-    """Derivatives with respect to temperature, interaction and field, from a cold start, at burn-in 0."""
+    """Derivatives with respect to temperature, interaction and field, from a cold start, at
+    burn-in 0.
+    """
     theta = ising.Parameter(3.0, 0.9, 0.2)
     expectation = diffmh.expectation(
         lambda theta, x: jnp.stack([ising.energy(theta, x), ising.magnetisation(x)]),
@@ -136,7 +154,9 @@ def test_checkerboard_sweeps(flip, alternatives):
 
 
 def sequential_oracle(size, num_sweeps, flip):
-    """By enumeration: each sweep visits rows and columns in an order drawn anew, so its matrix is the mean over all orders."""
+    """By enumeration: each sweep visits rows and columns in an order drawn anew, so its matrix
+    is the mean over all orders.
+    """
     spins = ising_configurations(size).astype(float)
     bonds, field = -ising_energy(spins), spins.sum(axis=(1, 2))
     orders = list(itertools.permutations(range(size)))
@@ -150,7 +170,11 @@ def sequential_oracle(size, num_sweeps, flip):
             flipped = np.arange(len(spins)) ^ (1 << (size * size - 1 - index))
             ratio = log_density[flipped] - log_density
             share = np.where(ratio.real < 0, 1.0, np.where(ratio.real == 0, 0.5, 0.0))
-            move = (1.0 if flip else 0.5) * np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * share * ratio.imag)
+            move = (
+                (1.0 if flip else 0.5)
+                * np.exp(np.minimum(ratio.real, 0.0))
+                * (1 + 1j * share * ratio.imag)
+            )
             return row * (1 - move) + (row * move)[..., flipped]
 
         row = np.zeros(len(spins), complex)
@@ -172,7 +196,9 @@ def sequential_oracle(size, num_sweeps, flip):
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_sequential_sweeps(flip):
-    """The paper's sweep, on 3×3: derivatives with respect to temperature, interaction and field, from a cold start."""
+    """The paper's sweep, on 3×3: derivatives with respect to temperature, interaction and field,
+    from a cold start.
+    """
     theta = ising.Parameter(3.0, 0.9, 0.2)
     expectation = diffmh.expectation(
         lambda theta, x: jnp.stack([ising.energy(theta, x), ising.magnetisation(x)]),
@@ -186,7 +212,9 @@ def test_sequential_sweeps(flip):
 
 
 def test_moments_from_the_ground_state():
-    """The heat capacity does not depend on the origin of the energy; at low temperature float32 keeps it only from below."""
+    """The heat capacity does not depend on the origin of the energy; at low temperature float32
+    keeps it only from below.
+    """
     x = ising.spins(jax.random.rademacher(jax.random.key(47), (6, 6), jnp.int8))
     first, second = ising.excitation_moments(3.0, x)
     assert first == ising.energy(3.0, x) + 72 and second == first**2
@@ -196,29 +224,54 @@ def test_moments_from_the_ground_state():
 def test_heat_bath_keeps_the_order():
     """Monotone: an alternative born above the primal stays above it until they meet."""
     path = diffmh.trace(ising.sampler(), 3.0, jax.random.key(42), init=ising.cold(6), num_steps=300)
-    primal, other = (jax.vmap(ising.Spins.lattice)(s) for s in (path.primal, jax.tree.map(lambda y: y[:, 0], path.alternative)))
+    primal, other = (
+        jax.vmap(ising.Spins.lattice)(s)
+        for s in (path.primal, jax.tree.map(lambda y: y[:, 0], path.alternative))
+    )
     above, below = jnp.all(other >= primal, axis=(1, 2)), jnp.all(other <= primal, axis=(1, 2))
     alive = path.alive[:, 0]
-    assert bool(jnp.all(jnp.where(alive, above | below, True))) and bool(jnp.any(alive)) and bool(jnp.any(path.recoupled))
+    assert (
+        bool(jnp.all(jnp.where(alive, above | below, True)))
+        and bool(jnp.any(alive))
+        and bool(jnp.any(path.recoupled))
+    )
 
 
 def test_ising_at_equilibrium():
     """E and dE/dT at T = 4 on 12×12 against Kaufman."""
-    mean = diffmh.expectation(ising.energy, ising.sampler(), init=ising.cold(12), num_samples=100, burn_in=60, num_chains=2_000)
+    mean = diffmh.expectation(
+        ising.energy,
+        ising.sampler(),
+        init=ising.cold(12),
+        num_samples=100,
+        burn_in=60,
+        num_chains=2_000,
+    )
     key, exact = jax.random.key(43), ising.exact(12, 4.0)
     value, slope = jax.jvp(lambda t: mean.per_chain(t, key), (4.0,), (1.0,))
     assert_unbiased(np.stack([value, slope], axis=1), np.array([exact.energy, exact.heat_capacity]))
 
 
 def test_mixture_and_gaussian():
-    p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=200, burn_in=50, num_chains=4_000)
+    p = diffmh.expectation(
+        mixture.indicator, mixture.sampler(), init=0, num_samples=200, burn_in=50, num_chains=4_000
+    )
     value, slope = jax.jvp(lambda h: p.per_chain(h, jax.random.key(44)), (0.4,), (1.0,))
     exact_value, exact_slope = jax.jvp(mixture.posterior, (0.4,), (1.0,))
     assert_unbiased(np.stack([value, slope], 1), np.stack([exact_value, exact_slope]))
     np.testing.assert_allclose(
-        jax.value_and_grad(lambda h: mixture.entropy(mixture.posterior(h)))(0.4), [1.071713, 0.018368], atol=1e-5
+        jax.value_and_grad(lambda h: mixture.entropy(mixture.posterior(h)))(0.4),
+        [1.071713, 0.018368],
+        atol=1e-5,
     )
-    x = diffmh.expectation(lambda theta, x: x, gaussian.sampler(), init=0.0, num_samples=100, burn_in=60, num_chains=4_000)
+    x = diffmh.expectation(
+        lambda theta, x: x,
+        gaussian.sampler(),
+        init=0.0,
+        num_samples=100,
+        burn_in=60,
+        num_chains=4_000,
+    )
     value, slope = jax.jvp(lambda t: x.per_chain(t, jax.random.key(45)), (0.5,), (1.0,))
     assert_unbiased(np.stack([value, slope], 1), np.array([gaussian.mean(0.5), 1.0]))
 

@@ -2,7 +2,14 @@
 
 import numpy as np
 import pytest
-from oracles import derivative, entropy, heat_capacity, ising_moments, mixture_log_density, mixture_occupancy
+from oracles import (
+    derivative,
+    entropy,
+    heat_capacity,
+    ising_moments,
+    mixture_log_density,
+    mixture_occupancy,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,10 +36,17 @@ def test_mixture_entropy():
 
 @pytest.mark.parametrize(
     ("size", "temperature", "energy", "capacity"),
-    [(2, 2.0, 1.044145, 0.797385), (2, 3.0, 1.355762, -0.150553), (3, 2.0, 2.814180, 3.191138), (3, 3.0, 4.048486, -0.653530)],
+    [
+        (2, 2.0, 1.044145, 0.797385),
+        (2, 3.0, 1.355762, -0.150553),
+        (3, 2.0, 2.814180, 3.191138),
+        (3, 3.0, 4.048486, -0.653530),
+    ],
 )
 def test_ising(size, temperature, energy, capacity):
     moments = ising_moments(size, num_sweeps=5)
     _, slope = derivative(moments, temperature)
-    _, capacity_slope = derivative(lambda theta: np.atleast_1d(heat_capacity(moments(theta), theta[0])), temperature)
+    _, capacity_slope = derivative(
+        lambda theta: np.atleast_1d(heat_capacity(moments(theta), theta[0])), temperature
+    )
     np.testing.assert_allclose([slope[0, 0], capacity_slope[0, 0]], [energy, capacity], atol=1e-6)

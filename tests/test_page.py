@@ -8,9 +8,13 @@ import time
 import pytest
 from test_reproduce import results  # noqa: F401
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+CHROMIUM, DRIVER = (
+    shutil.which("chromium") or shutil.which("google-chrome"),
+    shutil.which("chromedriver"),
+)
 pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium with its driver on this machine; .ci/run installs it"
+    not (CHROMIUM and DRIVER),
+    reason="no Chromium with its driver on this machine; .ci/run installs it",
 )
 
 
@@ -20,10 +24,18 @@ def browser():
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,900"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1200,900",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=DRIVER)
+    )
     yield driver
     driver.quit()
 
@@ -41,7 +53,9 @@ def find(page, selector):
 
 def test_it_loads_without_errors(page):
     assert "diffmh" in page.title
-    assert [entry for entry in page.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    assert [
+        entry for entry in page.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
+    ] == []
 
 
 def test_every_figure_has_size(page):
@@ -52,7 +66,9 @@ def test_every_figure_has_size(page):
 
 def test_the_table_has_all_rows(page):
     rows = find(page, "#table tbody tr:not(.group)")
-    assert len(rows) == 4 and all(len(row.find_elements("css selector", "th, td")) == 6 for row in rows)
+    assert len(rows) == 4 and all(
+        len(row.find_elements("css selector", "th, td")) == 6 for row in rows
+    )
     assert len(find(page, "#table .good")) == 4
 
 
@@ -81,7 +97,8 @@ def test_a_player_steps_plays_and_pauses(page):
 
 def test_it_fits_a_phone(page):
     page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True},
     )
     try:
         assert page.execute_script("return document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,6 @@
-"""The README's code runs, in order, as a reader would run it; and what it quotes of `make example` is what the demo computes."""
+"""The README's code runs, in order, as a reader would run it; and what it quotes of `make
+example` is what the demo computes.
+"""
 
 import pathlib
 import re
@@ -18,6 +20,11 @@ def test_code_of_the_readme():
     number = r"([−\d.]+) ± ([\d.]+)"
     quoted = re.search(rf"\| diffmh \| {number} \| \*\*{number}\*\* \|", README)
     assert quoted is not None
-    value, value_error, slope, slope_error = (float(text.replace("−", "-")) for text in quoted.groups())
-    # Another processor may round another way and flip a decision: the same numbers to within their own errors.
-    assert abs(value - report.value[0]) < value_error and abs(slope - report.gradient[0]) < slope_error
+    value, value_error, slope, slope_error = (
+        float(text.replace("−", "-")) for text in quoted.groups()
+    )
+    # Another processor may round another way and flip a decision: the same numbers to within their
+    # own errors.
+    assert (
+        abs(value - report.value[0]) < value_error and abs(slope - report.gradient[0]) < slope_error
+    )

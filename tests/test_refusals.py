@@ -1,4 +1,6 @@
-"""What must be refused, by a message that names the argument, what came and what to do; and what must not be."""
+"""What must be refused, by a message that names the argument, what came and what to do; and what
+must not be.
+"""
 
 import re
 
@@ -26,8 +28,12 @@ def walk(log_density):
 NORMAL = walk(lambda theta, x: log_normal(theta, x))
 
 
-def expect(kernel=NORMAL, f=lambda theta, x, *args: x, init=0.0, num_samples=5, num_chains=2, **options):
-    return diffmh.expectation(f, kernel, init=init, num_samples=num_samples, num_chains=num_chains, **options)
+def expect(
+    kernel=NORMAL, f=lambda theta, x, *args: x, init=0.0, num_samples=5, num_chains=2, **options
+):
+    return diffmh.expectation(
+        f, kernel, init=init, num_samples=num_samples, num_chains=num_chains, **options
+    )
 
 
 MEAN = expect()
@@ -38,14 +44,18 @@ def refused(call, error, words):
     """`words` must all be in the message, in this order, with anything where they have ` … `."""
     with pytest.raises(error) as caught:
         call()
-    assert type(caught.value) is error, "a refusal of our own, not one of JAX's that happens to be a kind of it"
+    assert type(caught.value) is error, (
+        "a refusal of our own, not one of JAX's that happens to be a kind of it"
+    )
     message, pattern = str(caught.value), ".*".join(re.escape(part) for part in words.split(" … "))
     assert re.search(pattern, message, re.DOTALL), f"{message!r} does not say {words!r}"
 
 
 def cases(**cases):
     """Each by name: what is called, the exception, words of its message."""
-    return pytest.mark.parametrize("call, error, words", [pytest.param(*case, id=name) for name, case in cases.items()])
+    return pytest.mark.parametrize(
+        "call, error, words", [pytest.param(*case, id=name) for name, case in cases.items()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,11 @@ def cases(**cases):
         (jnp.bfloat16(1), TypeError, "`theta` is bfloat16 … float32"),
         (jnp.nan, ValueError, "`theta` is not finite, got nan"),
         ({"a": jnp.array([0.0, jnp.inf])}, ValueError, "`theta['a']` is not finite … inf"),
-        ({"w": 0.5, "activation": jax.nn.relu}, TypeError, "`theta['activation']` … not an array … equinox.partition"),
+        (
+            {"w": 0.5, "activation": jax.nn.relu},
+            TypeError,
+            "`theta['activation']` … not an array … equinox.partition",
+        ),
         ("0.5", TypeError, "`theta` is '0.5', not an array"),
         (None, TypeError, "`theta` has no parameters, got None"),
         ({}, TypeError, "`theta` has no parameters, got {}"),
@@ -79,23 +93,54 @@ def test_theta(theta, error, words):
         (lambda theta, x: None, TypeError, "log_density … scalar … None"),
         (lambda theta, x: "a", TypeError, "`log_density` … 'a'"),
         (lambda theta, x: theta * x * 1j, TypeError, "log_density … complex64 … real"),
-        (lambda theta, x: (theta * x).astype(jnp.float16), TypeError, "log_density … float16 … float32"),
+        (
+            lambda theta, x: (theta * x).astype(jnp.float16),
+            TypeError,
+            "log_density … float16 … float32",
+        ),
         (lambda theta, x: jnp.int32(theta * x), TypeError, "log_density … int32 … float32"),
-        (lambda theta, x: jnp.log(theta * x), ValueError, "log_density … nan … start state -7.25 … init"),
-        (lambda theta, x: jnp.where(x > 0, theta * x, -jnp.inf), ValueError, "log_density … -inf … start state -7.25 … init"),
+        (
+            lambda theta, x: jnp.log(theta * x),
+            ValueError,
+            "log_density … nan … start state -7.25 … init",
+        ),
+        (
+            lambda theta, x: jnp.where(x > 0, theta * x, -jnp.inf),
+            ValueError,
+            "log_density … -inf … start state -7.25 … init",
+        ),
         (3.0, TypeError, "`log_density` … function … 3.0"),
     ],
-    ids=["vector", "pair", "nothing", "string", "complex", "half", "integer", "nan", "outside", "number"],
+    ids=[
+        "vector",
+        "pair",
+        "nothing",
+        "string",
+        "complex",
+        "half",
+        "integer",
+        "nan",
+        "outside",
+        "number",
+    ],
 )
 def test_log_density(log_density, error, words):
     refused(lambda: expect(walk(log_density), init=-7.25)(0.5, KEY), error, words)
     if error is TypeError:
-        refused(lambda: expect(diffmh.Cycle(NORMAL, walk(log_density)), init=-7.25)(0.5, KEY), error, words)
+        refused(
+            lambda: expect(diffmh.Cycle(NORMAL, walk(log_density)), init=-7.25)(0.5, KEY),
+            error,
+            words,
+        )
 
 
 def test_start_state_is_printed_as_a_tree():
     outside = expect(walk(lambda theta, x: jnp.log(theta * x["a"])), init={"a": jnp.float32(-7.25)})
-    refused(lambda: outside(0.5, KEY), ValueError, "log_density … nan … start state {'a': … -7.25 … init")
+    refused(
+        lambda: outside(0.5, KEY),
+        ValueError,
+        "log_density … nan … start state {'a': … -7.25 … init",
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +150,11 @@ def test_start_state_is_printed_as_a_tree():
         (lambda theta, x: {"x": x, "name": "a"}, TypeError, "`f` … 'a'"),
         (lambda theta, x: None, TypeError, "`f` must return numbers, got None"),
         (lambda theta, x: x * 1j, TypeError, "`f` … complex64 … real"),
-        (lambda theta, x: {"half": x.astype(jnp.float16)}, TypeError, "`f` … ['half'] … float16 … float32"),
+        (
+            lambda theta, x: {"half": x.astype(jnp.float16)},
+            TypeError,
+            "`f` … ['half'] … float16 … float32",
+        ),
         (lambda theta, x: jnp.log(x), ValueError, "`f` is NaN … start state -7.25"),
         (3.0, TypeError, "`f` … function … 3.0"),
     ],
@@ -196,7 +245,10 @@ def test_key(keys, error, words):
     [
         (jnp.float16(0), "`init` is float16 … float32"),
         ({"a": jnp.float16(0)}, "`init`['a'] is float16 … float32"),
-        (lambda key: jax.random.normal(key, (), jnp.float16), "`init(key)` returns is float16 … float32"),
+        (
+            lambda key: jax.random.normal(key, (), jnp.float16),
+            "`init(key)` returns is float16 … float32",
+        ),
         (jnp.array(1j), "`init` is complex64 … real"),
         ({}, "`init` has no arrays, got {}"),
         (lambda key: {}, "`init(key)` returns has no arrays, got {}"),
@@ -204,7 +256,17 @@ def test_key(keys, error, words):
         (0, "`GaussianWalk` moves floats … int32 … start from a float"),
         ({"a": 0, "b": 0.0}, "`GaussianWalk` moves floats … ['a'] is int32 … On"),
     ],
-    ids=["half", "half leaf", "half drawn", "complex", "empty", "empty drawn", "string", "integer", "integer leaf"],
+    ids=[
+        "half",
+        "half leaf",
+        "half drawn",
+        "complex",
+        "empty",
+        "empty drawn",
+        "string",
+        "integer",
+        "integer leaf",
+    ],
 )
 def test_init(init, words):
     kernel = walk(lambda theta, x: theta * jax.tree.leaves(x)[0])
@@ -214,12 +276,37 @@ def test_init(init, words):
 @pytest.mark.parametrize(
     "proposal, init, error, words",
     [
-        (diffmh.OtherState(3), 0.0, TypeError, "`OtherState` moves one integer … float32 … such as 0"),
-        (diffmh.OtherState(3), jnp.zeros(2, int), TypeError, "`OtherState` moves one integer … int32 … such as 0"),
-        (diffmh.TransitionMatrix(jnp.eye(3)), 0.0, TypeError, "`TransitionMatrix` moves one integer … float32 … such as 0"),
+        (
+            diffmh.OtherState(3),
+            0.0,
+            TypeError,
+            "`OtherState` moves one integer … float32 … such as 0",
+        ),
+        (
+            diffmh.OtherState(3),
+            jnp.zeros(2, int),
+            TypeError,
+            "`OtherState` moves one integer … int32 … such as 0",
+        ),
+        (
+            diffmh.TransitionMatrix(jnp.eye(3)),
+            0.0,
+            TypeError,
+            "`TransitionMatrix` moves one integer … float32 … such as 0",
+        ),
         (diffmh.SpinFlip(), 1, TypeError, "`SpinFlip` … array of spins"),
-        (diffmh.SpinFlip(site=(0, 1)), jnp.ones(2), ValueError, "`SpinFlip(site=...)` needs 1 … (2,)"),
-        (diffmh.GaussianWalk(jnp.ones(2)), jnp.zeros(3), ValueError, "`GaussianWalk(scale=...)` … (2,) … 3 numbers"),
+        (
+            diffmh.SpinFlip(site=(0, 1)),
+            jnp.ones(2),
+            ValueError,
+            "`SpinFlip(site=...)` needs 1 … (2,)",
+        ),
+        (
+            diffmh.GaussianWalk(jnp.ones(2)),
+            jnp.zeros(3),
+            ValueError,
+            "`GaussianWalk(scale=...)` … (2,) … 3 numbers",
+        ),
     ],
 )
 def test_state_that_a_proposal_does_not_move(proposal, init, error, words):
@@ -247,7 +334,11 @@ class Constant(diffmh.Proposal):
 )
 def test_proposal_that_changes_the_form(value):
     kernel = diffmh.MetropolisHastings(NORMAL.density, Constant(value=value))
-    refused(lambda: expect(kernel)(0.5, KEY), TypeError, "`Constant` proposes … form of the state, float32[], got")
+    refused(
+        lambda: expect(kernel)(0.5, KEY),
+        TypeError,
+        "`Constant` proposes … form of the state, float32[], got",
+    )
 
 
 class Converting(diffmh.Coupling):
@@ -266,16 +357,44 @@ class Converting(diffmh.Coupling):
 )
 def test_coupling_that_changes_the_form(convert):
     kernel = diffmh.MetropolisHastings(NORMAL.density, WALK, Converting(convert))
-    refused(lambda: jax.grad(expect(kernel))(0.5, KEY), TypeError, "`Converting` … form of the state, float32[], got")
+    refused(
+        lambda: jax.grad(expect(kernel))(0.5, KEY),
+        TypeError,
+        "`Converting` … form of the state, float32[], got",
+    )
 
 
 @cases(
-    negative=(lambda: diffmh.GaussianWalk(-1.0), ValueError, "`GaussianWalk(scale=...)` must be positive, got -1.0"),
-    zero=(lambda: diffmh.GaussianWalk(0.0), ValueError, "`GaussianWalk(scale=...)` must be positive, got 0.0"),
-    nan=(lambda: diffmh.GaussianWalk(jnp.nan), ValueError, "`GaussianWalk(scale=...)` must be … got nan"),
-    infinite=(lambda: diffmh.GaussianWalk(jnp.inf), ValueError, "`GaussianWalk(scale=...)` must be finite, got inf"),
-    zero_entry=(lambda: diffmh.GaussianWalk(jnp.array([1.0, 0.0])), ValueError, "`GaussianWalk(scale=...)` must be positive"),
-    half=(lambda: diffmh.GaussianWalk(jnp.float16(1)), TypeError, "`GaussianWalk(scale=...)` is float16"),
+    negative=(
+        lambda: diffmh.GaussianWalk(-1.0),
+        ValueError,
+        "`GaussianWalk(scale=...)` must be positive, got -1.0",
+    ),
+    zero=(
+        lambda: diffmh.GaussianWalk(0.0),
+        ValueError,
+        "`GaussianWalk(scale=...)` must be positive, got 0.0",
+    ),
+    nan=(
+        lambda: diffmh.GaussianWalk(jnp.nan),
+        ValueError,
+        "`GaussianWalk(scale=...)` must be … got nan",
+    ),
+    infinite=(
+        lambda: diffmh.GaussianWalk(jnp.inf),
+        ValueError,
+        "`GaussianWalk(scale=...)` must be finite, got inf",
+    ),
+    zero_entry=(
+        lambda: diffmh.GaussianWalk(jnp.array([1.0, 0.0])),
+        ValueError,
+        "`GaussianWalk(scale=...)` must be positive",
+    ),
+    half=(
+        lambda: diffmh.GaussianWalk(jnp.float16(1)),
+        TypeError,
+        "`GaussianWalk(scale=...)` is float16",
+    ),
     string=(lambda: diffmh.GaussianWalk("wide"), TypeError, "`GaussianWalk(scale=...)` … 'wide'"),
     upper=(
         lambda: diffmh.GaussianWalk(jnp.array([[1.0, 1.0], [0.0, 1.0]])),
@@ -287,21 +406,61 @@ def test_coupling_that_changes_the_form(convert):
         ValueError,
         "`GaussianWalk(scale=...)` … positive diagonal … cholesky",
     ),
-    not_square=(lambda: diffmh.GaussianWalk(jnp.ones((2, 3))), ValueError, "`GaussianWalk(scale=...)` … square … (2, 3)"),
-    no_beta=(lambda: diffmh.CrankNicolson(0.0), ValueError, "`CrankNicolson(beta=...)` must be in (0, 1], got 0.0"),
-    large_beta=(lambda: diffmh.CrankNicolson(1.5), ValueError, "`CrankNicolson(beta=...)` must be in (0, 1], got 1.5"),
-    prior=(lambda: diffmh.CrankNicolson(0.5, scale=-1.0), ValueError, "`CrankNicolson(scale=...)` must be positive, got -1.0"),
-    rows=(lambda: diffmh.TransitionMatrix(jnp.ones((2, 2))), ValueError, "`TransitionMatrix(matrix=...)` … sum to one … [2. 2.]"),
+    not_square=(
+        lambda: diffmh.GaussianWalk(jnp.ones((2, 3))),
+        ValueError,
+        "`GaussianWalk(scale=...)` … square … (2, 3)",
+    ),
+    no_beta=(
+        lambda: diffmh.CrankNicolson(0.0),
+        ValueError,
+        "`CrankNicolson(beta=...)` must be in (0, 1], got 0.0",
+    ),
+    large_beta=(
+        lambda: diffmh.CrankNicolson(1.5),
+        ValueError,
+        "`CrankNicolson(beta=...)` must be in (0, 1], got 1.5",
+    ),
+    prior=(
+        lambda: diffmh.CrankNicolson(0.5, scale=-1.0),
+        ValueError,
+        "`CrankNicolson(scale=...)` must be positive, got -1.0",
+    ),
+    rows=(
+        lambda: diffmh.TransitionMatrix(jnp.ones((2, 2))),
+        ValueError,
+        "`TransitionMatrix(matrix=...)` … sum to one … [2. 2.]",
+    ),
     negative_entry=(
         lambda: diffmh.TransitionMatrix(jnp.array([[1.5, -0.5], [0.5, 0.5]])),
         ValueError,
         "`TransitionMatrix(matrix=...)` … non-negative … got … -0.5",
     ),
-    rectangle=(lambda: diffmh.TransitionMatrix(jnp.ones((2, 3))), ValueError, "`TransitionMatrix(matrix=...)` … square … (2, 3)"),
-    no_distribution=(lambda: diffmh.Independence(3.0), TypeError, "Independence … `distribution.sample` must be a function"),
-    number=(lambda: diffmh.MetropolisHastings(log_normal, 2.38), TypeError, "`proposal` must be … Proposal`, got 2.38"),
-    class_=(lambda: diffmh.MetropolisHastings(log_normal, diffmh.SpinFlip), TypeError, "`proposal` must be … a class: call it"),
-    on_a_number=(lambda: diffmh.On(lambda x: x, 2.38), TypeError, "`proposal` must be … Proposal`, got 2.38"),
+    rectangle=(
+        lambda: diffmh.TransitionMatrix(jnp.ones((2, 3))),
+        ValueError,
+        "`TransitionMatrix(matrix=...)` … square … (2, 3)",
+    ),
+    no_distribution=(
+        lambda: diffmh.Independence(3.0),
+        TypeError,
+        "Independence … `distribution.sample` must be a function",
+    ),
+    number=(
+        lambda: diffmh.MetropolisHastings(log_normal, 2.38),
+        TypeError,
+        "`proposal` must be … Proposal`, got 2.38",
+    ),
+    class_=(
+        lambda: diffmh.MetropolisHastings(log_normal, diffmh.SpinFlip),
+        TypeError,
+        "`proposal` must be … a class: call it",
+    ),
+    on_a_number=(
+        lambda: diffmh.On(lambda x: x, 2.38),
+        TypeError,
+        "`proposal` must be … Proposal`, got 2.38",
+    ),
 )
 def test_proposals(call, error, words):
     refused(call, error, words)
@@ -315,7 +474,9 @@ class Standard(eqx.Module):
         return -0.5 * x**2
 
 
-@pytest.mark.parametrize("wrap", [lambda q: q, lambda q: diffmh.On(lambda x: x["a"], q)], ids=["plain", "On"])
+@pytest.mark.parametrize(
+    "wrap", [lambda q: q, lambda q: diffmh.On(lambda x: x["a"], q)], ids=["plain", "On"]
+)
 @pytest.mark.parametrize(
     "proposal, advice",
     [
@@ -333,15 +494,47 @@ def test_reflection_of_other_proposals(proposal, advice, wrap):
 
 @cases(
     number=(lambda: expect(2.38), TypeError, "`kernel` must be … Kernel`, got 2.38"),
-    function=(lambda: expect(log_normal), TypeError, "`kernel` must be … Kernel`, got … log_normal"),
+    function=(
+        lambda: expect(log_normal),
+        TypeError,
+        "`kernel` must be … Kernel`, got … log_normal",
+    ),
     proposal=(lambda: expect(WALK), TypeError, "`kernel` must be … Kernel`, got GaussianWalk"),
-    traced=(lambda: diffmh.trace(WALK, 0.5, KEY, init=0.0, num_steps=5), TypeError, "`kernel` must be … got GaussianWalk"),
-    checked=(lambda: diffmh.check(WALK, 0.5, KEY, init=0.0), TypeError, "`kernel` must be … got GaussianWalk"),
-    empty_cycle=(lambda: diffmh.Cycle(), ValueError, "`Cycle(...)` needs at least one kernel, got none"),
-    cycle=(lambda: diffmh.Cycle(NORMAL, WALK), TypeError, "Cycle … `kernel` must be … got GaussianWalk"),
-    repeat=(lambda: diffmh.Repeat(WALK, 2), TypeError, "Repeat … `kernel` must be … got GaussianWalk"),
-    coupling=(lambda: diffmh.MetropolisHastings(log_normal, WALK, "maximal"), TypeError, "`coupling` must be … 'maximal'"),
-    coupling_class=(lambda: diffmh.MetropolisHastings(log_normal, WALK, diffmh.Maximal), TypeError, "`coupling` must … a class"),
+    traced=(
+        lambda: diffmh.trace(WALK, 0.5, KEY, init=0.0, num_steps=5),
+        TypeError,
+        "`kernel` must be … got GaussianWalk",
+    ),
+    checked=(
+        lambda: diffmh.check(WALK, 0.5, KEY, init=0.0),
+        TypeError,
+        "`kernel` must be … got GaussianWalk",
+    ),
+    empty_cycle=(
+        lambda: diffmh.Cycle(),
+        ValueError,
+        "`Cycle(...)` needs at least one kernel, got none",
+    ),
+    cycle=(
+        lambda: diffmh.Cycle(NORMAL, WALK),
+        TypeError,
+        "Cycle … `kernel` must be … got GaussianWalk",
+    ),
+    repeat=(
+        lambda: diffmh.Repeat(WALK, 2),
+        TypeError,
+        "Repeat … `kernel` must be … got GaussianWalk",
+    ),
+    coupling=(
+        lambda: diffmh.MetropolisHastings(log_normal, WALK, "maximal"),
+        TypeError,
+        "`coupling` must be … 'maximal'",
+    ),
+    coupling_class=(
+        lambda: diffmh.MetropolisHastings(log_normal, WALK, diffmh.Maximal),
+        TypeError,
+        "`coupling` must … a class",
+    ),
 )
 def test_kernels(call, error, words):
     refused(call, error, words)
@@ -353,24 +546,52 @@ OTHER_CHAINS = diffmh.Score(baseline="other chains")
 
 @cases(
     lag=(lambda: expect(lag=1), NotImplementedError, "lag … must be 0 … got 1"),
-    weights=(lambda: diffmh.StochasticDerivative("foo"), ValueError, "weights … 'two-sided' or 'one-sided', got 'foo'"),
-    baseline=(lambda: diffmh.Score(baseline="foo"), ValueError, "baseline … 'other chains', got 'foo'"),
-    one_chain=(lambda: jax.grad(expect(num_chains=1, estimator=OTHER_CHAINS))(0.5, KEY), ValueError, "`num_chains` … 2, got 1"),
-    size=(lambda: jax.grad(expect(estimator=diffmh.Score(jnp.ones(3))))(0.5, KEY), ValueError, "baseline … has 3 numbers … 1"),
-    name=(lambda: expect(estimator="score"), TypeError, "`estimator` must be … Estimator`, got 'score'"),
-    class_=(lambda: expect(estimator=diffmh.Score), TypeError, "`estimator` must be … a class: call it"),
+    weights=(
+        lambda: diffmh.StochasticDerivative("foo"),
+        ValueError,
+        "weights … 'two-sided' or 'one-sided', got 'foo'",
+    ),
+    baseline=(
+        lambda: diffmh.Score(baseline="foo"),
+        ValueError,
+        "baseline … 'other chains', got 'foo'",
+    ),
+    one_chain=(
+        lambda: jax.grad(expect(num_chains=1, estimator=OTHER_CHAINS))(0.5, KEY),
+        ValueError,
+        "`num_chains` … 2, got 1",
+    ),
+    size=(
+        lambda: jax.grad(expect(estimator=diffmh.Score(jnp.ones(3))))(0.5, KEY),
+        ValueError,
+        "baseline … has 3 numbers … 1",
+    ),
+    name=(
+        lambda: expect(estimator="score"),
+        TypeError,
+        "`estimator` must be … Estimator`, got 'score'",
+    ),
+    class_=(
+        lambda: expect(estimator=diffmh.Score),
+        TypeError,
+        "`estimator` must be … a class: call it",
+    ),
     traced=(
         lambda: diffmh.trace(NORMAL, 0.5, KEY, init=0.0, num_steps=5, estimator=diffmh.Score()),
         TypeError,
         "`estimator` must be … StochasticDerivative`, got Score",
     ),
     one_sided=(
-        lambda: expect(walk(lambda theta, x: theta.sum() * x), estimator=ONE_SIDED)(jnp.ones(2), KEY),
+        lambda: expect(walk(lambda theta, x: theta.sum() * x), estimator=ONE_SIDED)(
+            jnp.ones(2), KEY
+        ),
         ValueError,
         "'one-sided' … one scalar parameter … 2 … 'two-sided'",
     ),
     one_sided_tree=(
-        lambda: expect(walk(lambda theta, x: theta["a"] * x), estimator=ONE_SIDED)({"a": 0.5, "b": 0.5}, KEY),
+        lambda: expect(walk(lambda theta, x: theta["a"] * x), estimator=ONE_SIDED)(
+            {"a": 0.5, "b": 0.5}, KEY
+        ),
         ValueError,
         "'one-sided' … one scalar parameter … 2 … 'two-sided'",
     ),
@@ -380,14 +601,42 @@ def test_estimators(call, error, words):
 
 
 @cases(
-    one_chain=(lambda: diffmh.compose(lambda theta, m: m, LONE), ValueError, "`compose` … `num_chains` of at least 2, got 1"),
-    nothing=(lambda: diffmh.compose(lambda theta, m: m), ValueError, "`compose … at least one expectation, got none"),
-    unequal=(lambda: diffmh.compose(max, MEAN, expect(num_chains=3)), ValueError, "`compose` … equal `num_chains`, got [2, 3]"),
-    function=(lambda: diffmh.compose(max, log_normal), TypeError, "`compose … diffmh.expectation … got … log_normal"),
-    number=(lambda: diffmh.compose(max, MEAN, 3.0), TypeError, "`compose … diffmh.expectation … got 3.0"),
+    one_chain=(
+        lambda: diffmh.compose(lambda theta, m: m, LONE),
+        ValueError,
+        "`compose` … `num_chains` of at least 2, got 1",
+    ),
+    nothing=(
+        lambda: diffmh.compose(lambda theta, m: m),
+        ValueError,
+        "`compose … at least one expectation, got none",
+    ),
+    unequal=(
+        lambda: diffmh.compose(max, MEAN, expect(num_chains=3)),
+        ValueError,
+        "`compose` … equal `num_chains`, got [2, 3]",
+    ),
+    function=(
+        lambda: diffmh.compose(max, log_normal),
+        TypeError,
+        "`compose … diffmh.expectation … got … log_normal",
+    ),
+    number=(
+        lambda: diffmh.compose(max, MEAN, 3.0),
+        TypeError,
+        "`compose … diffmh.expectation … got 3.0",
+    ),
     phi=(lambda: diffmh.compose(3.0, MEAN), TypeError, "`phi` must be a function … got 3.0"),
-    run_of_one=(lambda: LONE.run(0.5, KEY), ValueError, "`.run` … `num_chains` of at least 2, got 1"),
-    jit=(lambda: jax.jit(lambda t: MEAN.run(t, KEY).value)(0.5), TypeError, "`.run` … cannot be traced: call the expectation"),
+    run_of_one=(
+        lambda: LONE.run(0.5, KEY),
+        ValueError,
+        "`.run` … `num_chains` of at least 2, got 1",
+    ),
+    jit=(
+        lambda: jax.jit(lambda t: MEAN.run(t, KEY).value)(0.5),
+        TypeError,
+        "`.run` … cannot be traced: call the expectation",
+    ),
     jit_of_constants=(
         lambda: jax.jit(lambda scale: scale * MEAN.run(THETA, KEY).value)(1.0),
         TypeError,
@@ -413,7 +662,11 @@ class Scaled(eqx.Module):
 def with_its_own_rule(scale):
     """A density with `jax.custom_jvp`, under which JAX is strict about what it closes over."""
     log_density = jax.custom_jvp(lambda theta, x: log_normal(theta, x, scale))
-    log_density.defjvp(lambda primals, tangents: jax.jvp(lambda theta, x: log_normal(theta, x, scale), primals, tangents))
+    log_density.defjvp(
+        lambda primals, tangents: jax.jvp(
+            lambda theta, x: log_normal(theta, x, scale), primals, tangents
+        )
+    )
     return log_density
 
 
@@ -428,24 +681,46 @@ SQUARE = diffmh.compose(lambda theta, m: m**2, MEAN)
 DATA = {
     "args": lambda value, theta: SCALED(theta, KEY, value),
     "args per chain": lambda value, theta: SCALED.per_chain(theta, KEY, value).sum(),
-    "args of a composition": lambda value, theta: diffmh.compose(lambda theta, m: m**2, SCALED)(theta, KEY, value),
-    "args in scan": lambda value, theta: twice(lambda total: total + SCALED(theta, KEY, value), 0.0),
-    "args carried by scan": lambda value, theta: twice(lambda last: SCALED(theta, KEY, last), value),
+    "args of a composition": lambda value, theta: diffmh.compose(lambda theta, m: m**2, SCALED)(
+        theta, KEY, value
+    ),
+    "args in scan": lambda value, theta: twice(
+        lambda total: total + SCALED(theta, KEY, value), 0.0
+    ),
+    "args carried by scan": lambda value, theta: twice(
+        lambda last: SCALED(theta, KEY, last), value
+    ),
 }
 CLOSED_OVER = {
     "init": lambda value, theta: expect(init=value)(theta, KEY),
-    "init's function": lambda value, theta: expect(init=lambda key: value + jax.random.normal(key))(theta, KEY),
-    "scale": lambda value, theta: expect(diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(value)))(theta, KEY),
+    "init's function": lambda value, theta: expect(init=lambda key: value + jax.random.normal(key))(
+        theta, KEY
+    ),
+    "scale": lambda value, theta: expect(
+        diffmh.MetropolisHastings(log_normal, diffmh.GaussianWalk(value))
+    )(theta, KEY),
     "log_density": lambda value, theta: closing(value)(theta, KEY),
-    "log_density in scan": lambda value, theta: twice(lambda total: total + closing(value)(theta, KEY), 0.0),
-    "jitted log_density": lambda value, theta: expect(walk(jax.jit(lambda theta, x: log_normal(theta, x, value))))(theta, KEY),
-    "log_density with a rule": lambda value, theta: expect(walk(with_its_own_rule(value)))(theta, KEY),
-    "module's log_density": lambda value, theta: expect(walk(Scaled(value).log_density))(theta, KEY),
+    "log_density in scan": lambda value, theta: twice(
+        lambda total: total + closing(value)(theta, KEY), 0.0
+    ),
+    "jitted log_density": lambda value, theta: expect(
+        walk(jax.jit(lambda theta, x: log_normal(theta, x, value)))
+    )(theta, KEY),
+    "log_density with a rule": lambda value, theta: expect(walk(with_its_own_rule(value)))(
+        theta, KEY
+    ),
+    "module's log_density": lambda value, theta: expect(walk(Scaled(value).log_density))(
+        theta, KEY
+    ),
     "f": lambda value, theta: expect(f=lambda theta, x: value * x)(theta, KEY),
 }
 WORDS = {
     **dict.fromkeys(DATA, "derivative … `args` … data … part of `theta`"),
-    **dict.fromkeys(CLOSED_OVER, "derivative … `init` … kernel … `log_density`, `f` or … closes over … `theta` … stop_gradient"),
+    **dict.fromkeys(
+        CLOSED_OVER,
+        "derivative … `init` … kernel … `log_density`, `f` or … closes over … `theta` …"
+        " stop_gradient",
+    ),
 }
 
 
@@ -476,11 +751,23 @@ def test_derivative_in_what_is_not_theta(where, derivative):
         lambda f: jax.grad(jax.grad(f)),
         lambda f: jax.jacfwd(jax.jacfwd(f)),
         lambda f: jax.jacrev(jax.jacfwd(f)),
-        lambda f: lambda theta, key: jax.jvp(jax.grad(lambda theta: f(theta, key)), (theta,), (1.0,)),
+        lambda f: (
+            lambda theta, key: jax.jvp(jax.grad(lambda theta: f(theta, key)), (theta,), (1.0,))
+        ),
         lambda f: jax.grad(jax.jit(jax.grad(f))),
-        lambda f: jax.grad(lambda theta, key: twice(lambda total: total + jax.grad(f)(theta, key), 0.0)),
+        lambda f: jax.grad(
+            lambda theta, key: twice(lambda total: total + jax.grad(f)(theta, key), 0.0)
+        ),
     ],
-    ids=["hessian", "grad of grad", "jacfwd of jacfwd", "jacrev of jacfwd", "jvp of grad", "grad of jit of grad", "scan"],
+    ids=[
+        "hessian",
+        "grad of grad",
+        "jacfwd of jacfwd",
+        "jacrev of jacfwd",
+        "jvp of grad",
+        "grad of jit of grad",
+        "scan",
+    ],
 )
 def test_second_derivatives(function, jit, second):
     words = "second derivative … first derivatives only … difference `jax.grad`"
@@ -504,21 +791,33 @@ def test_closing_over_traced_values_is_allowed(differentiate):
 def test_stopped_closures_and_args_are_allowed():
     stopped = lambda theta: jax.lax.stop_gradient(4 * theta)
     expected = jax.grad(CONCRETE)(0.5, KEY)
-    np.testing.assert_allclose(jax.grad(lambda theta: closing(stopped(theta))(theta, KEY))(0.5), expected, rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(lambda theta: SCALED(theta, KEY, stopped(theta)))(0.5), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(lambda theta: closing(stopped(theta))(theta, KEY))(0.5), expected, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        jax.grad(lambda theta: SCALED(theta, KEY, stopped(theta)))(0.5), expected, rtol=1e-5
+    )
 
 
 def test_constants_inside_traced_code_are_allowed():
     expected = MEAN(0.5, KEY)
-    np.testing.assert_allclose(jax.jit(lambda scale: scale * MEAN(THETA, KEY))(2.0), 2 * expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(lambda scale: scale * MEAN(THETA, KEY))(2.0), expected, rtol=1e-6)
-    np.testing.assert_allclose(twice(lambda total: total + MEAN(THETA, KEY), 0.0), 2 * expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(lambda scale: scale * MEAN(THETA, KEY))(2.0), 2 * expected, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        jax.grad(lambda scale: scale * MEAN(THETA, KEY))(2.0), expected, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        twice(lambda total: total + MEAN(THETA, KEY), 0.0), 2 * expected, rtol=1e-6
+    )
 
 
 def test_integer_args_are_allowed():
     """They have tangents of type float0, which say nothing."""
     counts = jnp.array([2, 5])
-    posterior = expect(walk(lambda theta, x, counts: jnp.sum(counts * (theta * x) - jnp.exp(theta * x))))
+    posterior = expect(
+        walk(lambda theta, x, counts: jnp.sum(counts * (theta * x) - jnp.exp(theta * x)))
+    )
     expected = jax.grad(posterior)(0.5, KEY, counts)
     assert np.isfinite(expected) and expected != 0
     np.testing.assert_allclose(jax.jit(jax.grad(posterior))(0.5, KEY, counts), expected, rtol=1e-5)

@@ -34,17 +34,30 @@ def test_all_figures_of_the_paper_are_there():
 
 def test_the_table_is_on_stdout_and_progress_on_stderr(results):
     _, done = results
-    assert "dE[x]/dθ, N(θ,1)" in done.stdout and "verdict" in done.stdout and "All verdicts are good" in done.stdout
+    assert (
+        "dE[x]/dθ, N(θ,1)" in done.stdout
+        and "verdict" in done.stdout
+        and "All verdicts are good" in done.stdout
+    )
     assert "[1/2] branching" in done.stderr and "[1/2]" not in done.stdout
 
 
 def test_what_is_saved(results):
     out, _ = results
     names = {path.name for path in out.iterdir()}
-    assert names == {"index.html", *(f"{n}.{kind}" for n in ("branching", "recoupling") for kind in ("npz", "json", "svg", "png"))}
+    assert names == {
+        "index.html",
+        *(
+            f"{n}.{kind}"
+            for n in ("branching", "recoupling")
+            for kind in ("npz", "json", "svg", "png")
+        ),
+    }
     record = json.loads((out / "branching.json").read_text())
     assert record["fast"] and record["seed"] == 0 and len(record["rows"]) == 2
-    assert "src=" not in (out / "index.html").read_text() and "http" not in links((out / "index.html").read_text())
+    assert "src=" not in (out / "index.html").read_text() and "http" not in links(
+        (out / "index.html").read_text()
+    )
 
 
 def links(page: str) -> str:
@@ -54,9 +67,13 @@ def links(page: str) -> str:
 
 def test_the_same_seed_gives_the_same_bytes(results, tmp_path):
     out, _ = results
-    assert COMMAND.invoke(app, ["reproduce", "fig1", "--fast", "--out", str(tmp_path)]).exit_code == 0
+    assert (
+        COMMAND.invoke(app, ["reproduce", "fig1", "--fast", "--out", str(tmp_path)]).exit_code == 0
+    )
     for kind in ("npz", "json", "svg"):
-        assert (tmp_path / f"branching.{kind}").read_bytes() == (out / f"branching.{kind}").read_bytes()
+        assert (tmp_path / f"branching.{kind}").read_bytes() == (
+            out / f"branching.{kind}"
+        ).read_bytes()
 
 
 def test_drawing_reads_only_what_was_saved(results, monkeypatch):
@@ -71,7 +88,9 @@ def test_drawing_reads_only_what_was_saved(results, monkeypatch):
 def test_a_failed_verdict_is_an_exit_code(tmp_path, monkeypatch):
     branching = EXPERIMENTS["branching"]
     wrong = branching._replace(
-        compute=lambda key, fast: Outcome(SMALL["branching"], "none", [Row("a", "1", "1", "2", "none", False)])
+        compute=lambda key, fast: Outcome(
+            SMALL["branching"], "none", [Row("a", "1", "1", "2", "none", False)]
+        )
     )
     monkeypatch.setitem(catalogue.EXPERIMENTS, "branching", wrong)
     done = COMMAND.invoke(app, ["reproduce", "branching", "--out", str(tmp_path)])
@@ -92,12 +111,22 @@ def test_doctor():
 
 
 def test_rows():
-    assert against_exact("a", 1.0, 1.04, 0.01).passed and not against_exact("a", 1.0, 1.06, 0.01).passed
-    assert against_exact("a", -288.0, -288.0, 0.0).passed and not against_exact("a", -288.0, -287.9, 0.0).passed
+    assert (
+        against_exact("a", 1.0, 1.04, 0.01).passed
+        and not against_exact("a", 1.0, 1.06, 0.01).passed
+    )
+    assert (
+        against_exact("a", -288.0, -288.0, 0.0).passed
+        and not against_exact("a", -288.0, -287.9, 0.0).passed
+    )
     ones = np.ones(3)
     assert worst("a", "b", ones, ones + np.array([0.0, 0.0, 0.04]), 0.01 * ones).passed
     assert not worst("a", "b", ones, ones + np.array([0.0, 0.06, 0.0]), 0.01 * ones).passed
-    assert [digits(1.23456, 0.0123), digits(123.4, 17.0), digits(-288.0, 0.0)] == ["1.235 ± 0.012", "123 ± 17", "-288"]
+    assert [digits(1.23456, 0.0123), digits(123.4, 17.0), digits(-288.0, 0.0)] == [
+        "1.235 ± 0.012",
+        "123 ± 17",
+        "-288",
+    ]
 
 
 H = np.linspace(-14, 14, 9)
@@ -147,5 +176,9 @@ def test_figures_from_data(name, tmp_path):
 def test_branches_of_a_path():
     found = branches(SMALL["branching"])
     assert [branch.start for branch in found] == [0, 3, 5]
-    np.testing.assert_allclose(found[0].values, [0, 1, 8 / 7, 3 / 8])  # born, alive, then at the primal's place
-    np.testing.assert_allclose(found[1].values, [3 / 8, 10 / 7, 11 / 7])  # pruned away: it ends in the air
+    np.testing.assert_allclose(
+        found[0].values, [0, 1, 8 / 7, 3 / 8]
+    )  # born, alive, then at the primal's place
+    np.testing.assert_allclose(
+        found[1].values, [3 / 8, 10 / 7, 11 / 7]
+    )  # pruned away: it ends in the air

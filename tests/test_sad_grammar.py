@@ -19,7 +19,13 @@ def test_random_programs(request):
     """64 programs with `--thorough`, the first 24 of them without."""
     seen, most = set(), 64 if request.config.getoption("--thorough") else 24
 
-    @settings(max_examples=most, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=most,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(programs)
     def each(program):
         if program not in seen:
@@ -31,7 +37,11 @@ def test_random_programs(request):
 
 
 def compare(program, key, alternatives):
-    traced = sad.expectation(lambda theta, key: run(Traced(key), program, theta), alternatives=alternatives)
+    traced = sad.expectation(
+        lambda theta, key: run(Traced(key), program, theta), alternatives=alternatives
+    )
     gradient = jax.jit(jax.vmap(jax.grad(traced), (None, 0)), compiler_options=QUICK)
     found = gradient(jnp.asarray(THETA, jnp.float32), jax.random.split(key, RUNS))
-    assert_unbiased(found, derivative(lambda theta: exact_mean(program, theta), THETA)[1][0], str(program))
+    assert_unbiased(
+        found, derivative(lambda theta: exact_mean(program, theta), THETA)[1][0], str(program)
+    )

@@ -1,4 +1,6 @@
-"""What a program may be made of. Limitations that StochasticAD.jl lists and that are lifted here have tests named for them."""
+"""What a program may be made of. Limitations that StochasticAD.jl lists and that are lifted here
+have tests named for them.
+"""
 
 import itertools
 
@@ -42,7 +44,9 @@ def test_branching_on_discrete_values(alternatives):
 
     def mean(p):
         worth = lambda y: y * jax.nn.sigmoid(y - 1)
-        return p * p * p * worth(3.0) + (1 - p) * sum(binomial(k, p) * worth(k**2.0) for k in range(4))
+        return p * p * p * worth(3.0) + (1 - p) * sum(
+            binomial(k, p) * worth(k**2.0) for k in range(4)
+        )
 
     agree(program, mean, 0.4, alternatives=alternatives)
 
@@ -72,14 +76,18 @@ def test_several_parameters_in_one_pass():
         i = sad.categorical(key_i, theta["table"])
         return theta["table"][i] * sad.bernoulli(key_x, theta["p"] ** (1.0 + i))
 
-    mean = lambda theta: jnp.sum(jax.nn.softmax(theta["table"]) * theta["table"] * theta["p"] ** jnp.arange(1.0, 4.0))
+    mean = lambda theta: jnp.sum(
+        jax.nn.softmax(theta["table"]) * theta["table"] * theta["p"] ** jnp.arange(1.0, 4.0)
+    )
     exact = jax.grad(mean)(theta)
     found = derivatives(program, theta, RUNS)[:, 0]
     assert_unbiased(found, np.append(exact["p"], exact["table"]))
 
 
 def test_integer_and_boolean_intermediates():
-    """Remainders, comparisons, bitwise logic, and an integer index into a table and into an array that is written."""
+    """Remainders, comparisons, bitwise logic, and an integer index into a table and into an
+    array that is written.
+    """
 
     def program(p, key):
         keys = jax.random.split(key, 2)
@@ -101,7 +109,9 @@ def test_integer_and_boolean_intermediates():
 
 
 def test_vectorised_replicates():
-    """`vmap` outside over keys and over theta, and `vmap` inside over agents that are pruned together."""
+    """`vmap` outside over keys and over theta, and `vmap` inside over agents that are pruned
+    together.
+    """
 
     def agent(p, key, weight):
         key_x, key_n = jax.random.split(key)
@@ -109,11 +119,15 @@ def test_vectorised_replicates():
         return x + sad.binomial(key_n, 3, jnp.where(x, p, 0.2))
 
     weights = jnp.array([0.3, 0.5, 0.9])
-    program = lambda p, key: jnp.prod(1.0 + jax.vmap(agent, (None, 0, 0))(p, jax.random.split(key, 3), weights))
+    program = lambda p, key: jnp.prod(
+        1.0 + jax.vmap(agent, (None, 0, 0))(p, jax.random.split(key, 3), weights)
+    )
     mean = lambda p: jnp.prod(1 + p * weights * (1 + 3 * p) + (1 - p * weights) * 0.6)
     thetas = jnp.array([0.2, 0.6])
     gradient = jax.vmap(jax.vmap(jax.grad(sad.expectation(program)), (None, 0)))
-    found = jax.jit(gradient, compiler_options=QUICK)(thetas, jax.random.split(jax.random.key(0), (2, RUNS)))
+    found = jax.jit(gradient, compiler_options=QUICK)(
+        thetas, jax.random.split(jax.random.key(0), (2, RUNS))
+    )
     assert_unbiased(found.T, jax.vmap(jax.grad(mean))(thetas))
 
 
@@ -135,7 +149,9 @@ def test_paths_used_nonlinearly(alternatives):
             path = np.cumsum(ups)
             before = path - np.array(ups)
             up = [jax.nn.sigmoid(theta - x) for x in before]
-            chance = np.prod([1.0]) * jnp.prod(jnp.stack([q if u else 1 - q for q, u in zip(up, ups, strict=True)]))
+            chance = np.prod([1.0]) * jnp.prod(
+                jnp.stack([q if u else 1 - q for q, u in zip(up, ups, strict=True)])
+            )
             total = total + chance * (path[1] * path[3] + np.prod(1.0 + path))
         return total
 
@@ -143,7 +159,9 @@ def test_paths_used_nonlinearly(alternatives):
 
 
 def nested(theta, key):
-    """A draw outside that matters inside of two loops and after them; a sum in a carry; reversed time."""
+    """A draw outside that matters inside of two loops and after them; a sum in a carry; reversed
+    time.
+    """
     keys = jax.random.split(key, 2)
     a = sad.binomial(keys[0], 3, theta)
 
@@ -184,7 +202,9 @@ def test_nested_loops(alternatives):
 
 
 def constant_of_a_loop(theta, key):
-    """`a` is used by the loop alone, whose carry forgets at once: the alternative in which `a` differs must live on."""
+    """`a` is used by the loop alone, whose carry forgets at once: the alternative in which `a`
+    differs must live on.
+    """
     keys = jax.random.split(key, 2)
     a = sad.bernoulli(keys[0], theta)
 
@@ -200,7 +220,9 @@ def test_constant_of_a_loop():
 
 
 def test_slices_that_branched_before_the_loop():
-    """Draws that a loop takes one by one, of which the later ones matter when the earlier ones are forgotten."""
+    """Draws that a loop takes one by one, of which the later ones matter when the earlier ones
+    are forgotten.
+    """
 
     def program(theta, key):
         keys = jax.random.split(key, 2)
@@ -213,7 +235,11 @@ def test_slices_that_branched_before_the_loop():
 
         return jax.lax.scan(step, jnp.array(False), (marks, jax.random.split(keys[1], 3)))[1].sum()
 
-    agree(program, lambda theta: sum(theta * w * theta + (1 - theta * w) * 0.3 for w in (0.2, 0.5, 0.9)), 0.6)
+    agree(
+        program,
+        lambda theta: sum(theta * w * theta + (1 - theta * w) * 0.3 for w in (0.2, 0.5, 0.9)),
+        0.6,
+    )
 
 
 def test_number_of_rounds_is_random():
@@ -268,7 +294,9 @@ def test_discounted_sum_in_a_loop_left_at_different_times():
 
 
 def test_smooth_functions_between_draws():
-    """The tangent reaches a later draw's probability through `custom_jvp` functions, solvers and products."""
+    """The tangent reaches a later draw's probability through `custom_jvp` functions, solvers and
+    products.
+    """
 
     def program(theta, key):
         keys = jax.random.split(key, 2)
@@ -284,14 +312,20 @@ def test_smooth_functions_between_draws():
             chance = jax.nn.sigmoid(theta[0]) if x else 1 - jax.nn.sigmoid(theta[0])
             matrix = jnp.array([[2.0, 0.3], [0.3, 1.0]]) * (1 + x)
             solved = jnp.linalg.solve(matrix, jnp.stack([theta[0], theta[1] ** 2]))
-            total += chance * jax.nn.sigmoid(jax.nn.softplus(solved).sum() - 1) * jax.nn.logsumexp(solved)
+            total += (
+                chance
+                * jax.nn.sigmoid(jax.nn.softplus(solved).sum() - 1)
+                * jax.nn.logsumexp(solved)
+            )
         return total
 
     agree(program, mean, [0.5, 0.8])
 
 
 def test_continuous_noise_between_draws():
-    """Noise that does not depend on θ may be compared, and a continuous value that does may be smooth in it."""
+    """Noise that does not depend on θ may be compared, and a continuous value that does may be
+    smooth in it.
+    """
 
     def program(theta, key):
         keys = jax.random.split(key, 3)
@@ -306,7 +340,9 @@ def test_continuous_noise_between_draws():
 def test_sampler_of_ones_own():
     """A two-point distribution on {−1, 2}."""
     invert = lambda uniform, p: jnp.where(uniform < p, 2, -1)
-    flips = lambda value, parameters, tangents: [(1 - value, jnp.where(value == 2, -tangents[0], tangents[0]))]
+    flips = lambda value, parameters, tangents: [
+        (1 - value, jnp.where(value == 2, -tangents[0], tangents[0]))
+    ]
     points = sad.Sampler(invert, flips, (0,))
     program = lambda p, key: jnp.prod(points(key, p * jnp.array([0.5, 1.0])) + 0.5 * p)
     agree(program, lambda p: (3 * 0.5 * p - 1 + 0.5 * p) * (3 * p - 1 + 0.5 * p), 0.6)
@@ -316,7 +352,9 @@ def test_rule_of_ones_own():
     """`eigh` is not in the table: it is refused, until it is registered."""
     from diffmh.sad import primitives
 
-    program = lambda p, key: jnp.linalg.eigvalsh(jnp.diag(jnp.stack([p, 2.0 + sad.bernoulli(key, p)])))[1]
+    program = lambda p, key: jnp.linalg.eigvalsh(
+        jnp.diag(jnp.stack([p, 2.0 + sad.bernoulli(key, p)]))
+    )[1]
     with pytest.raises(TypeError, match=r"primitive `eigh` at .*test_sad_language.py"):
         jax.grad(sad.expectation(program))(0.5, jax.random.key(0))
     sad.register("eigh", "smooth")

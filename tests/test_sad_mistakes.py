@@ -34,19 +34,27 @@ def before_and_within(theta, key):
     """E = 3θ²."""
     keys = jax.random.split(key, 4)
     a = sad.bernoulli(keys[0], theta)
-    count, _ = jax.lax.scan(lambda count, key: (count + sad.bernoulli(key, theta), None), 0, keys[1:])
+    count, _ = jax.lax.scan(
+        lambda count, key: (count + sad.bernoulli(key, theta), None), 0, keys[1:]
+    )
     return a * count
 
 
 def test_nothing_is_banked(monkeypatch):
-    monkeypatch.setattr(interpreter, "bank", lambda world, value: Value(value.primal, value.tangent))
+    monkeypatch.setattr(
+        interpreter, "bank", lambda world, value: Value(value.primal, value.tangent)
+    )
     assert is_caught(mixture_derivatives(), derivative(mixture_occupancy(20, 0), 0.4)[1][:, 0])
 
 
 def test_banked_only_at_the_end(monkeypatch):
-    """Unbiased, since the path is kept for the alternative that lives on, but useless: its variance shows it."""
+    """Unbiased, since the path is kept for the alternative that lives on, but useless: its
+    variance shows it.
+    """
     right = mixture_derivatives(4_000).var(axis=0)
-    monkeypatch.setattr(primitives, "linear_in", lambda equation, fixed: [False] * len(equation.inputs))
+    monkeypatch.setattr(
+        primitives, "linear_in", lambda equation, fixed: [False] * len(equation.inputs)
+    )
     wrong = mixture_derivatives(4_000).var(axis=0)
     assert np.all(wrong > 1.3 * right), wrong / right
 
@@ -77,9 +85,15 @@ def test_a_wrong_weight(monkeypatch, mistake):
 
     def flips(value, parameters, tangents):
         up, down = right.flips(value, parameters, tangents)
-        return [up, (down[0], 0.0 * down[1])] if mistake == "up only" else [(up[0], up[1] / 2), (down[0], down[1] / 2)]
+        return (
+            [up, (down[0], 0.0 * down[1])]
+            if mistake == "up only"
+            else [(up[0], up[1] / 2), (down[0], down[1] / 2)]
+        )
 
-    monkeypatch.setattr(samplers, "_POISSON", samplers.Sampler(right.invert, flips, right.event_ndims))
+    monkeypatch.setattr(
+        samplers, "_POISSON", samplers.Sampler(right.invert, flips, right.event_ndims)
+    )
     assert is_caught(derivatives(second_moment, 2.0, RUNS)[:, 0, 0], np.array(5.0))
 
 
@@ -98,6 +112,8 @@ def test_alternatives_that_do_not_stop(monkeypatch):
     mean = lambda theta: sum((1 - theta) ** k for k in range(4))
     assert not is_caught(derivatives(program, 0.3, RUNS)[:, 0, 0], jax.grad(mean)(0.3))
     frozen = control_flow._frozen
-    always = lambda world, old, new, runs, slots_run, accumulated: frozen(world, old, new, runs, slots_run | True, accumulated)
+    always = lambda world, old, new, runs, slots_run, accumulated: frozen(
+        world, old, new, runs, slots_run | True, accumulated
+    )
     monkeypatch.setattr(control_flow, "_frozen", always)
     assert is_caught(derivatives(program, 0.3, RUNS)[:, 0, 0], jax.grad(mean)(0.3))

@@ -1,4 +1,6 @@
-"""Programs that were not made for `sad`: random walks, queues, filters, inventories, each against its exact derivative."""
+"""Programs that were not made for `sad`: random walks, queues, filters, inventories, each
+against its exact derivative.
+"""
 
 import itertools
 
@@ -18,7 +20,11 @@ TABLE = np.array([0.3, -1.0, 0.8, 0.1])
 # Each sampler at a parameter θ, and d/dθ E[X²].
 SAMPLERS = {
     "bernoulli": (sad.bernoulli, [1e-4, 0.02, 0.5, 0.97, 0.9999], lambda p: 1.0),
-    "binomial": (lambda key, p: sad.binomial(key, 7, p), [1e-3, 0.02, 0.5, 0.97, 0.999], lambda p: 7 * (1 - 2 * p) + 98 * p),
+    "binomial": (
+        lambda key, p: sad.binomial(key, 7, p),
+        [1e-3, 0.02, 0.5, 0.97, 0.999],
+        lambda p: 7 * (1 - 2 * p) + 98 * p,
+    ),
     "poisson": (sad.poisson, [0.01, 0.3, 2.5, 40.0], lambda rate: 1 + 2 * rate),
     "geometric": (sad.geometric, [0.05, 0.3, 0.97, 0.99], lambda p: (p - 4) / p**3),
 }
@@ -29,17 +35,23 @@ def test_second_moment_of_each_sampler(name):
     sampler, grid, exact = SAMPLERS[name]
     program = sad.expectation(lambda theta, key: sampler(key, theta).astype(float) ** 2)
     keys = jax.random.split(jax.random.key(0), (len(grid), 40_000))
-    found = jax.jit(jax.vmap(jax.vmap(jax.grad(program), (None, 0))), compiler_options=QUICK)(jnp.array(grid), keys)
+    found = jax.jit(jax.vmap(jax.vmap(jax.grad(program), (None, 0))), compiler_options=QUICK)(
+        jnp.array(grid), keys
+    )
     assert_unbiased(found.T, np.array([exact(theta) for theta in grid]), name)
 
 
 def test_second_moment_of_categorical():
     """Among the grid, categories of probability 10⁻⁶ and nearly 1."""
-    program = sad.expectation(lambda theta, key: sad.categorical(key, theta * TABLE).astype(float) ** 2)
+    program = sad.expectation(
+        lambda theta, key: sad.categorical(key, theta * TABLE).astype(float) ** 2
+    )
     mean = lambda theta: jax.nn.softmax(theta * TABLE) @ jnp.arange(4.0) ** 2
     grid = jnp.array([0.0, 0.7, -3.0, 8.0, -12.0])
     keys = jax.random.split(jax.random.key(0), (len(grid), 40_000))
-    found = jax.jit(jax.vmap(jax.vmap(jax.grad(program), (None, 0))), compiler_options=QUICK)(grid, keys)
+    found = jax.jit(jax.vmap(jax.vmap(jax.grad(program), (None, 0))), compiler_options=QUICK)(
+        grid, keys
+    )
     assert_unbiased(found.T, jax.vmap(jax.grad(mean))(grid), "categorical")
 
 
@@ -49,7 +61,9 @@ def test_product_of_dependent_draws():
         x = sad.binomial(key_x, 3, theta)
         return x * sad.bernoulli(key_y, theta ** (1 + x.astype(float)))
 
-    mean = lambda p: sum(c * p**k * (1 - p) ** (3 - k) * k * p ** (1 + k) for k, c in enumerate([1, 3, 3, 1]))
+    mean = lambda p: sum(
+        c * p**k * (1 - p) ** (3 - k) * k * p ** (1 + k) for k, c in enumerate([1, 3, 3, 1])
+    )
     assert_unbiased(derivatives(program, 0.4, 40_000)[:, 0, 0], jax.grad(mean)(0.4))
 
 
@@ -83,7 +97,9 @@ def test_random_walk_whose_steps_depend_on_its_position():
 @pytest.mark.parametrize("counted_as", ["float", "int"])
 @pytest.mark.parametrize("alternatives", [1, 3])
 def test_queue_until_it_empties(counted_as, alternatives):
-    """Alternative and primal empty at different times; totals are banked as floats, and carried along as integers."""
+    """Alternative and primal empty at different times; totals are banked as floats, and carried
+    along as integers.
+    """
     dtype = jnp.float32 if counted_as == "float" else jnp.int32
 
     def program(theta, key):
@@ -105,7 +121,9 @@ def test_queue_until_it_empties(counted_as, alternatives):
         matrix = np.eye(size, dtype=complex) * (1 - up - down)
         matrix += np.diag(np.full(size - 1, up), 1) + np.diag(np.full(size - 1, down), -1)
         lengths = np.arange(1, size + 1)
-        total = np.linalg.solve(np.eye(size) - matrix, np.stack([np.ones(size), lengths], axis=1).astype(complex))
+        total = np.linalg.solve(
+            np.eye(size) - matrix, np.stack([np.ones(size), lengths], axis=1).astype(complex)
+        )
         return total[1]
 
     found = derivatives(program, 0.2, 20_000, alternatives=alternatives)
@@ -118,14 +136,21 @@ def neighbours(board, roll):
 
 
 def test_stochastic_game_of_life():
-    """4×4 torus, three steps: what Conway's rule lets live does so with probability θ₀ (if it lived before) or θ₁."""
+    """4×4 torus, three steps: what Conway's rule lets live does so with probability θ₀ (if it
+    lived before) or θ₁.
+    """
     start = np.array([[0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
 
     def program(theta, key):
         def step(board, key):
             around = neighbours(board, jnp.roll)
-            survives, is_born = (board == 1) & ((around == 2) | (around == 3)), (board == 0) & (around == 3)
-            board = sad.bernoulli(key, jnp.where(survives, theta[0], jnp.where(is_born, theta[1], 0.0))).astype(int)
+            survives, is_born = (
+                (board == 1) & ((around == 2) | (around == 3)),
+                (board == 0) & (around == 3),
+            )
+            board = sad.bernoulli(
+                key, jnp.where(survives, theta[0], jnp.where(is_born, theta[1], 0.0))
+            ).astype(int)
             return board, None
 
         board, _ = jax.lax.scan(step, jnp.array(start), jax.random.split(key, 3))
@@ -138,7 +163,10 @@ def test_stochastic_game_of_life():
             for key, weight in boards.items():
                 board = np.frombuffer(key, start.dtype).reshape(4, 4)
                 around = neighbours(board, np.roll)
-                survives, is_born = (board == 1) & ((around == 2) | (around == 3)), (board == 0) & (around == 3)
+                survives, is_born = (
+                    (board == 1) & ((around == 2) | (around == 3)),
+                    (board == 0) & (around == 3),
+                )
                 sites = np.argwhere(survives | is_born)
                 p = [theta[0] if survives[tuple(site)] else theta[1] for site in sites]
                 for alive in itertools.product([0, 1], repeat=len(sites)):
@@ -158,8 +186,14 @@ def test_stochastic_game_of_life():
 
 
 def test_particle_filter():
-    """Three particles, resampled by weights that depend on θ; the log likelihood's estimate and the mean of the particles."""
-    observations, drift, start = np.array([0.5, 1.5, 1.0]), np.array([-1.0, 0.0, 1.0]), np.array([0.0, 1.0, 2.0])
+    """Three particles, resampled by weights that depend on θ; the log likelihood's estimate and
+    the mean of the particles.
+    """
+    observations, drift, start = (
+        np.array([0.5, 1.5, 1.0]),
+        np.array([-1.0, 0.0, 1.0]),
+        np.array([0.0, 1.0, 2.0]),
+    )
 
     def program(theta, key):
         def step(carry, inputs):
@@ -192,7 +226,9 @@ def test_particle_filter():
 
 
 def test_inventory_policy():
-    """(s, S) = (3, 8), Poisson demand, twelve periods: d cost by demand and by the price of holding stock."""
+    """(s, S) = (3, 8), Poisson demand, twelve periods: d cost by demand and by the price of
+    holding stock.
+    """
     low, high, periods = 3, 8, 12
 
     def program(theta, key):
@@ -201,7 +237,11 @@ def test_inventory_policy():
             lost = jnp.maximum(demand - stock, 0)
             left = jnp.maximum(stock - demand, 0)
             orders = left < low
-            cost = theta["holding"] * left + 4.0 * lost + jnp.where(orders, 2.0 + 0.5 * (high - left), 0.0)
+            cost = (
+                theta["holding"] * left
+                + 4.0 * lost
+                + jnp.where(orders, 2.0 + 0.5 * (high - left), 0.0)
+            )
             return jnp.where(orders, high, left), cost
 
         _, costs = jax.lax.scan(period, jnp.array(high), jax.random.split(key, periods))
@@ -215,7 +255,9 @@ def test_inventory_policy():
         for stock in range(high + 1):
             left, lost = np.maximum(stock - demands, 0), np.maximum(demands - stock, 0)
             orders = left < low
-            cost[stock] = p @ (holding * left + 4.0 * lost + np.where(orders, 2.0 + 0.5 * (high - left), 0.0))
+            cost[stock] = p @ (
+                holding * left + 4.0 * lost + np.where(orders, 2.0 + 0.5 * (high - left), 0.0)
+            )
             np.add.at(matrix[stock], np.where(orders, high, left), p)
         row = np.eye(high + 1, dtype=complex)[high]
         total = np.zeros(1, complex)

@@ -1,4 +1,6 @@
-"""What would be silently wrong is refused, naming the line; and `sad.expectation` is an ordinary JAX function."""
+"""What would be silently wrong is refused, naming the line; and `sad.expectation` is an ordinary
+JAX function.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +37,22 @@ def gradient(program, theta=0.4):
         lambda p, key: 1.0 * jnp.argmax(jnp.array([0.1, p]) + jax.random.gumbel(key, (2,))),
         lambda p, key: (p + jax.random.uniform(key)) % 0.5,
         lambda p, key: jax.lax.cond(p > jax.random.uniform(key), lambda: 1.0, lambda: 2.0),
-        lambda p, key: jax.lax.while_loop(lambda x: x < 3.0, lambda x: x + p * jax.random.uniform(key), 0.0),
+        lambda p, key: jax.lax.while_loop(
+            lambda x: x < 3.0, lambda x: x + p * jax.random.uniform(key), 0.0
+        ),
     ],
 )
 def test_steps_of_continuous_values(program):
-    with pytest.raises(diffmh.NotDifferentiable, match=rf"(?s)no rule.*{HERE}|{HERE}.*sad.bernoulli"):
+    with pytest.raises(
+        diffmh.NotDifferentiable, match=rf"(?s)no rule.*{HERE}|{HERE}.*sad.bernoulli"
+    ):
         gradient(program)
 
 
 def test_steps_of_deterministic_and_discrete_values_are_welcome():
-    program = lambda p, key: (p > 0.3) * p + jnp.floor(p * 3) + (p * sad.bernoulli(key, 0.5) > 0.2) * p
+    program = lambda p, key: (
+        (p > 0.3) * p + jnp.floor(p * 3) + (p * sad.bernoulli(key, 0.5) > 0.2) * p
+    )
     slope = gradient(program)
     assert slope in (1.0, 2.0)
 
@@ -55,7 +63,9 @@ def test_logsumexp_of_continuous_values_is_smooth():
 
 def test_proposal_that_depends_on_theta():
     program = lambda scale, key: sad.propose(key, diffmh.GaussianWalk(scale), None, jnp.array(0.0))
-    with pytest.raises(diffmh.NotDifferentiable, match=rf"`sad.propose` at .*{HERE}.* proposal.* depends on theta"):
+    with pytest.raises(
+        diffmh.NotDifferentiable, match=rf"`sad.propose` at .*{HERE}.* proposal.* depends on theta"
+    ):
         gradient(program)
     program = lambda x, key: sad.propose(key, diffmh.GaussianWalk(1.0), None, x * 1.0)
     with pytest.raises(diffmh.NotDifferentiable, match=rf"{HERE}.* the x depends on theta"):
@@ -96,13 +106,21 @@ def test_marker_on_what_is_not_linear(use):
         x = 1.0 * sad.bernoulli(key, p)
         return use(sad.linear(x), x)
 
-    with pytest.raises(diffmh.NotDifferentiable, match=rf"`sad.linear\(value\)` at .*{HERE}.* doesn't \(`.*` at .*{HERE}"):
+    with pytest.raises(
+        diffmh.NotDifferentiable,
+        match=rf"`sad.linear\(value\)` at .*{HERE}.* doesn't \(`.*` at .*{HERE}",
+    ):
         gradient(program)
 
 
 def test_unknown_primitive():
-    program = lambda p, key: jnp.linalg.svd(jnp.array([[p, 1.0], [0.0, p]]), compute_uv=False).sum() * sad.bernoulli(key, p)
-    with pytest.raises(diffmh.NotDifferentiable, match=rf"no rule for the primitive `svd` at .*{HERE}"):
+    program = lambda p, key: (
+        jnp.linalg.svd(jnp.array([[p, 1.0], [0.0, p]]), compute_uv=False).sum()
+        * sad.bernoulli(key, p)
+    )
+    with pytest.raises(
+        diffmh.NotDifferentiable, match=rf"no rule for the primitive `svd` at .*{HERE}"
+    ):
         gradient(program)
 
 
@@ -139,7 +157,9 @@ def test_derivatives_that_are_not_computed():
     with pytest.raises(diffmh.NotDifferentiable, match="args"):
         jax.grad(expected, argnums=2)(0.3, KEY, 2.0)
     with pytest.raises(diffmh.NotDifferentiable, match="closes over"):
-        jax.grad(lambda scale: sad.expectation(lambda p, key: scale * sad.bernoulli(key, p))(0.3, KEY))(2.0)
+        jax.grad(
+            lambda scale: sad.expectation(lambda p, key: scale * sad.bernoulli(key, p))(0.3, KEY)
+        )(2.0)
 
 
 def test_a_derivative_that_is_not_a_number_is_seen():
@@ -156,7 +176,9 @@ def test_a_derivative_that_is_not_a_number_is_seen():
 
 
 def test_every_transformation():
-    """Pytrees in and out, data in `args`, closed-over tracers; grad, jvp, jacobian, vmap and jit agree."""
+    """Pytrees in and out, data in `args`, closed-over tracers; grad, jvp, jacobian, vmap and jit
+    agree.
+    """
 
     def program(theta, key, scale):
         x = sad.poisson(key, theta["rate"])
@@ -166,34 +188,55 @@ def test_every_transformation():
     expected = sad.expectation(program)
     value = expected(theta, KEY, 2.0)
     assert jax.tree.structure(value) == jax.tree.structure(program(theta, KEY, 2.0))
-    forward, backward = jax.jit(jax.jacfwd(expected))(theta, KEY, 2.0), jax.jacrev(expected)(theta, KEY, 2.0)
+    forward, backward = (
+        jax.jit(jax.jacfwd(expected))(theta, KEY, 2.0),
+        jax.jacrev(expected)(theta, KEY, 2.0),
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), forward, backward)
     np.testing.assert_allclose(forward["both"][0]["shift"], np.eye(2))
     direction = {"rate": 0.3, "shift": jnp.array([1.0, 2.0])}
     _, along = jax.jvp(lambda theta: expected(theta, KEY, 2.0)["mean"], (theta,), (direction,))
     np.testing.assert_allclose(along, 0.3 * forward["mean"]["rate"], rtol=1e-5)
     scaled = jax.vmap(
-        lambda s: jax.grad(lambda theta: sad.expectation(lambda t, k: s * program(t, k, 1.0)["mean"])(theta, KEY))(theta)
+        lambda s: jax.grad(
+            lambda theta: sad.expectation(lambda t, k: s * program(t, k, 1.0)["mean"])(theta, KEY)
+        )(theta)
     )
-    np.testing.assert_allclose(scaled(jnp.array([1.0, 2.0]))["rate"][1], forward["mean"]["rate"], rtol=1e-5)
+    np.testing.assert_allclose(
+        scaled(jnp.array([1.0, 2.0]))["rate"][1], forward["mean"]["rate"], rtol=1e-5
+    )
 
 
 def test_report():
-    estimate = sad.run(lambda theta, key: {"x": sad.binomial(key, 4, theta[0]) * theta[1]}, jnp.array([0.3, 2.0]), KEY)
+    estimate = sad.run(
+        lambda theta, key: {"x": sad.binomial(key, 4, theta[0]) * theta[1]},
+        jnp.array([0.3, 2.0]),
+        KEY,
+    )
     assert estimate.gradient["x"].shape == (2,) and np.all(estimate.gradient_error["x"] > 0)
-    assert np.all(np.abs(estimate.gradient["x"] - np.array([8.0, 1.2])) < 5 * estimate.gradient_error["x"])
+    assert np.all(
+        np.abs(estimate.gradient["x"] - np.array([8.0, 1.2])) < 5 * estimate.gradient_error["x"]
+    )
     assert "±" in str(estimate) and "1,024 replicates" in str(estimate)
 
 
 def test_bits_of_a_draw_do_not_depend_on_who_draws():
-    """Equal parameters and uniforms make equal draws in the primal and in an alternative: the difference is exactly zero."""
+    """Equal parameters and uniforms make equal draws in the primal and in an alternative: the
+    difference is exactly zero.
+    """
 
     def program(p, key):
         keys = jax.random.split(key, 6)
         other = sad.bernoulli(keys[0], p)
         rate = 1.7 + 0.0 * other
-        draws = [sad.poisson(keys[1], rate), sad.binomial(keys[2], 9, rate / 4), sad.geometric(keys[3], rate / 4)]
+        draws = [
+            sad.poisson(keys[1], rate),
+            sad.binomial(keys[2], 9, rate / 4),
+            sad.geometric(keys[3], rate / 4),
+        ]
         return jnp.stack([*draws, sad.categorical(keys[4], rate * jnp.arange(4.0))]).astype(float)
 
-    slopes = jax.jit(jax.vmap(jax.jacfwd(sad.expectation(program)), (None, 0)))(0.4, jax.random.split(KEY, 2_000))
+    slopes = jax.jit(jax.vmap(jax.jacfwd(sad.expectation(program)), (None, 0)))(
+        0.4, jax.random.split(KEY, 2_000)
+    )
     assert np.all(slopes == 0)

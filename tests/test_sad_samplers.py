@@ -1,4 +1,6 @@
-"""The flips of the samplers against the derivatives of their distributions, summed over all values: exact, near the ends too."""
+"""The flips of the samplers against the derivatives of their distributions, summed over all
+values: exact, near the ends too.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "theta", "probabilities", "first"), CASES, ids=lambda part: getattr(part, "__name__", str(part)))
+@pytest.mark.parametrize(
+    ("name", "theta", "probabilities", "first"),
+    CASES,
+    ids=lambda part: getattr(part, "__name__", str(part)),
+)
 def test_flips_carry_the_derivative(name, theta, probabilities, first):
-    """`Σ_k p_k Σ_flips w (g(flipped) − g(k)) = d/dθ Σ_k p_k g(k)` for g the square and the indicator of a value."""
+    """`Σ_k p_k Σ_flips w (g(flipped) − g(k)) = d/dθ Σ_k p_k g(k)` for g the square and the
+    indicator of a value.
+    """
     p, step = probabilities(theta), 1e-30
     slope = probabilities(theta + 1j * step).imag / step
     values = np.arange(len(p)) + first
@@ -67,11 +75,15 @@ def test_flips_carry_the_derivative(name, theta, probabilities, first):
         sampler, parameters, tangents = operands(name, jnp.asarray(theta, jnp.float64))
         kind = bool if name == "bernoulli" else int
         flips = lambda value: [
-            (jnp.asarray(flipped, value.dtype), weight) for flipped, weight in sampler.flips(value, parameters, tangents)
+            (jnp.asarray(flipped, value.dtype), weight)
+            for flipped, weight in sampler.flips(value, parameters, tangents)
         ]
         pairs = jax.vmap(flips)(jnp.asarray(values, kind))
     for g in (lambda k: np.asarray(k, float) ** 2, lambda k: np.asarray(k, float) == first + 1):
-        found = sum(np.sum(p * np.asarray(weight) * (g(flipped) * 1.0 - g(values))) for flipped, weight in pairs)
+        found = sum(
+            np.sum(p * np.asarray(weight) * (g(flipped) * 1.0 - g(values)))
+            for flipped, weight in pairs
+        )
         np.testing.assert_allclose(found, np.sum(slope * g(values)), rtol=1e-8, atol=1e-12)
 
 

@@ -1,4 +1,6 @@
-"""Shapes live in annotations and are checked here: a tour of the library with jaxtyping's annotations run by beartype."""
+"""Shapes live in annotations and are checked here: a tour of the library with jaxtyping's
+annotations run by beartype.
+"""
 
 import subprocess
 import sys
@@ -13,11 +15,11 @@ TOUR = """
 
     import jax, jax.numpy as jnp
 
-    key = jax.random.key(0)
-    runs = dict(num_samples=20, burn_in=2, num_chains=3)
-    for estimator in (diffmh.StochasticDerivative(alternatives=2), diffmh.Score("other chains"), diffmh.Covariance()):
-        p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, estimator=estimator, **runs)
-        diffmh.compose(lambda h, p: jnp.sum(p**2), p).run(0.4, key)
+    key = jax.random.key(0) runs = dict(num_samples=20, burn_in=2, num_chains=3) for estimator in
+    (diffmh.StochasticDerivative(alternatives=2), diffmh.Score("other chains"),
+    diffmh.Covariance()):
+        p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, estimator=estimator,
+        **runs) diffmh.compose(lambda h, p: jnp.sum(p**2), p).run(0.4, key)
     walk = diffmh.GaussianWalk(jnp.array([[1.0, 0.0], [0.5, 1.0]]))
     kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * jnp.sum((x - theta["a"]) ** 2), walk)
     mean = diffmh.expectation(lambda theta, x: x * theta["b"], kernel, init=jnp.zeros(2), **runs)
@@ -33,6 +35,8 @@ TOUR = """
 
 
 def test_shapes_as_annotated():
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(TOUR)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TOUR)], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "checked: " in done.stdout, "the annotations were not run"

@@ -1,4 +1,6 @@
-"""Unbiased: random finite chains, the paper's mixture, Ising models and ties, against exact derivatives at burn-in 0 and 3."""
+"""Unbiased: random finite chains, the paper's mixture, Ising models and ties, against exact
+derivatives at burn-in 0 and 3.
+"""
 
 import functools
 
@@ -7,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from finite_chains import estimates, exact, random_problem
-from oracles import MEANS, derivative, finite_chain_mean, ising_moments, mixture_occupancy, transition_matrix
+from oracles import (
+    MEANS,
+    derivative,
+    finite_chain_mean,
+    ising_moments,
+    mixture_occupancy,
+    transition_matrix,
+)
 from statistics_ import assert_unbiased
 
 import diffmh
@@ -18,9 +27,14 @@ LENGTHS = [(12, 0), (8, 3)]
 
 @functools.cache
 def problems(kind: str, part: int):
-    """200 chains in two parts, each run at its own length; one-sided weights exist for one parameter only."""
+    """200 chains in two parts, each run at its own length; one-sided weights exist for one
+    parameter only.
+    """
     first = 1000 * (kind == "one-sided") + 100 * part
-    return [random_problem(seed, 1 if kind == "one-sided" else None) for seed in range(first, first + 100)]
+    return [
+        random_problem(seed, 1 if kind == "one-sided" else None)
+        for seed in range(first, first + 100)
+    ]
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
@@ -41,12 +55,18 @@ def test_random_chains(weights, alternatives, coupling, part):
     num_samples, burn_in = LENGTHS[part]
     num_runs = 4_000 if weights == "two-sided" else 12_000
     estimator = diffmh.StochasticDerivative(weights, alternatives)
-    found = estimates(problems(weights, part), 7, coupling, estimator, num_samples, burn_in, num_runs)
+    found = estimates(
+        problems(weights, part), 7, coupling, estimator, num_samples, burn_in, num_runs
+    )
     for index, problem in enumerate(problems(weights, part)):
-        assert_unbiased(found[index], exact(problem, num_samples, burn_in), f"chain {index} of part {part}")
+        assert_unbiased(
+            found[index], exact(problem, num_samples, burn_in), f"chain {index} of part {part}"
+        )
 
 
-@pytest.mark.parametrize("estimator", [diffmh.Score(), diffmh.Score("other chains"), diffmh.Score(0.7)], ids=str)
+@pytest.mark.parametrize(
+    "estimator", [diffmh.Score(), diffmh.Score("other chains"), diffmh.Score(0.7)], ids=str
+)
 def test_random_chains_by_score(estimator):
     found = estimates(problems("two-sided", 1), 8, diffmh.Maximal(), estimator, 8, 3, 4_000)
     for index, problem in enumerate(problems("two-sided", 1)):
@@ -55,9 +75,16 @@ def test_random_chains_by_score(estimator):
 
 def mixture(estimator, num_samples, num_chains=40_000):
     means = jnp.asarray(MEANS, jnp.float32)
-    kernel = diffmh.MetropolisHastings(lambda h, j: -0.5 * ((h - means[j]) / 4.0) ** 2, diffmh.OtherState(3))
+    kernel = diffmh.MetropolisHastings(
+        lambda h, j: -0.5 * ((h - means[j]) / 4.0) ** 2, diffmh.OtherState(3)
+    )
     return diffmh.expectation(
-        lambda h, j: jax.nn.one_hot(j, 3), kernel, init=0, num_samples=num_samples, num_chains=num_chains, estimator=estimator
+        lambda h, j: jax.nn.one_hot(j, 3),
+        kernel,
+        init=0,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        estimator=estimator,
     )
 
 
@@ -83,7 +110,9 @@ def ising(size, num_sweeps=5, num_chains=20_000, estimator=None, burn_in=0):
 
     sites = [(i, j) for i in range(size) for j in range(size)]
     density = lambda temperature, spins: -energy(spins) / temperature
-    sweep = diffmh.Cycle(*(diffmh.MetropolisHastings(density, diffmh.SpinFlip(site)) for site in sites))
+    sweep = diffmh.Cycle(
+        *(diffmh.MetropolisHastings(density, diffmh.SpinFlip(site)) for site in sites)
+    )
     return diffmh.expectation(
         lambda temperature, spins: jnp.stack([energy(spins), energy(spins) ** 2]),
         sweep,
@@ -97,7 +126,12 @@ def ising(size, num_sweeps=5, num_chains=20_000, estimator=None, burn_in=0):
 
 @pytest.mark.parametrize(
     ("size", "temperature"),
-    [pytest.param(2, 2.0, marks=pytest.mark.thorough), (2, 3.0), (3, 2.0), pytest.param(3, 3.0, marks=pytest.mark.thorough)],
+    [
+        pytest.param(2, 2.0, marks=pytest.mark.thorough),
+        (2, 3.0),
+        (3, 2.0),
+        pytest.param(3, 3.0, marks=pytest.mark.thorough),
+    ],
 )
 @pytest.mark.parametrize("alternatives", [1, 4])
 def test_ising_sweeps(size, temperature, alternatives):
@@ -108,10 +142,14 @@ def test_ising_sweeps(size, temperature, alternatives):
 
 
 def boltzmann_machine_oracle(num_steps):
-    """Three spins, random site, all couplings and fields zero: d/d(J12, J13, J23, h1, h2, h3) of E[mean s] and E[s1 s2]."""
+    """Three spins, random site, all couplings and fields zero: d/d(J12, J13, J23, h1, h2, h3) of
+    E[mean s] and E[s1 s2].
+    """
     spins = np.array([[1 - 2 * ((state >> k) & 1) for k in range(3)] for state in range(8)])
     pairs = [(0, 1), (0, 2), (1, 2)]
-    features = np.concatenate([np.stack([spins[:, i] * spins[:, j] for i, j in pairs], 1), spins], axis=1)
+    features = np.concatenate(
+        [np.stack([spins[:, i] * spins[:, j] for i, j in pairs], 1), spins], axis=1
+    )
     proposal = np.zeros((8, 8))
     for state in range(8):
         proposal[state, state] = 0.5
@@ -119,7 +157,10 @@ def boltzmann_machine_oracle(num_steps):
             proposal[state, state ^ (1 << k)] = 1 / 6
     observed = np.stack([spins.mean(axis=1), spins[:, 0] * spins[:, 1]], axis=1).astype(float)
     return derivative(
-        lambda theta: finite_chain_mean(transition_matrix(features @ theta, proposal), 0, observed, num_steps, 0), np.zeros(6)
+        lambda theta: finite_chain_mean(
+            transition_matrix(features @ theta, proposal), 0, observed, num_steps, 0
+        ),
+        np.zeros(6),
     )[1]
 
 
@@ -128,7 +169,9 @@ def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
     """Every step is an exact tie. A zero gradient here is a failure, and so is a full one."""
 
     def log_density(theta, s):
-        couplings = theta["J"][0] * s[0] * s[1] + theta["J"][1] * s[0] * s[2] + theta["J"][2] * s[1] * s[2]
+        couplings = (
+            theta["J"][0] * s[0] * s[1] + theta["J"][1] * s[0] * s[2] + theta["J"][2] * s[1] * s[2]
+        )
         return couplings + jnp.sum(theta["h"] * s)
 
     kernel = diffmh.MetropolisHastings(log_density, diffmh.SpinFlip())
@@ -148,12 +191,19 @@ def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
 
 
 @pytest.mark.parametrize(
-    "coupling", [None, pytest.param(diffmh.Maximal(), marks=pytest.mark.thorough), diffmh.Independent()], ids=str
+    "coupling",
+    [None, pytest.param(diffmh.Maximal(), marks=pytest.mark.thorough), diffmh.Independent()],
+    ids=str,
 )
 def test_normal_at_stationarity(coupling):
-    """E[x] = θ and E[x²] = 1 + θ²: derivatives 1 and 2θ, from a start in the stationary distribution."""
-    kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38), coupling)
-    # The start is drawn at θ = 0.5 whatever θ: after 60 steps its own dependence on θ would be gone.
+    """E[x] = θ and E[x²] = 1 + θ²: derivatives 1 and 2θ, from a start in the stationary
+    distribution.
+    """
+    kernel = diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38), coupling
+    )
+    # The start is drawn at θ = 0.5 whatever θ: after 60 steps its own dependence on θ would be
+    # gone.
     expectation = diffmh.expectation(
         lambda theta, x: jnp.stack([x, x**2]),
         kernel,

@@ -1,4 +1,6 @@
-"""Admission: what is found out about a simulation before it runs, by tracing it and by looking at its start."""
+"""Admission: what is found out about a simulation before it runs, by tracing it and by looking
+at its start.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from .simulation import Simulation, flatten, run
 
 
 class Unflatten(eqx.Module):
-    """Turns `(F, C)` values of a flattened f into f's pytree, chains leading; whole numbers have become floats."""
+    """Turns `(F, C)` values of a flattened f into f's pytree, chains leading; whole numbers have
+    become floats.
+    """
 
     structure: Any = eqx.field(static=True)
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
@@ -38,8 +42,12 @@ class Admission(eqx.Module):
     unflatten: Callable[[Float[Array, "F C"]], PyTree]
 
 
-def admit(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> Admission:
-    """Refuses a simulation that cannot run with arguments of this form; else says what was found out."""
+def admit(
+    simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]
+) -> Admission:
+    """Refuses a simulation that cannot run with arguments of this form; else says what was found
+    out.
+    """
     simulation.estimator.refuse(sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta)))
     starts = jax.eval_shape(simulation.starts, key)
     _validate.state(starts, "what `init(key)` returns")
@@ -52,36 +60,49 @@ def admit(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tupl
     f_depends_on_theta = _compat.depends_on(f, theta, x)
     if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
-            "`log_density` does not depend on `theta` in a way that moves the distribution of x smoothly, and `f` does not"
-            " depend on `theta` either: the derivative would be zero. Use `theta` in `log_density(theta, x, *args)`, not a"
+            "`log_density` does not depend on `theta` in a way that moves the distribution of x"
+            " smoothly, and `f` does not"
+            " depend on `theta` either: the derivative would be zero. Use `theta` in"
+            " `log_density(theta, x, *args)`, not a"
             " value that it closes over."
         )
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(value))
     unflatten = Unflatten(jax.tree.structure(value), shapes)
-    return Admission(f_depends_on_theta, _closes_over_tracers(simulation, theta, key, args), unflatten)
+    return Admission(
+        f_depends_on_theta, _closes_over_tracers(simulation, theta, key, args), unflatten
+    )
 
 
 @eqx.filter_jit
 def _start(simulation: Simulation, theta, key, args):
     def one(x):
-        return simulation.kernel.steps()[0].log_density(theta, x, *args), flatten(simulation.f(theta, x, *args))
+        return simulation.kernel.steps()[0].log_density(theta, x, *args), flatten(
+            simulation.f(theta, x, *args)
+        )
 
     starts = simulation.starts(key)
     return starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
 
 
-def check_start(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> None:
-    """Refuses a start where the log density or f is not finite. Under `jit` the values are not known: the result is NaN then."""
+def check_start(
+    simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]
+) -> None:
+    """Refuses a start where the log density or f is not finite. Under `jit` the values are not
+    known: the result is NaN then.
+    """
     if not _validate.concrete(simulation, theta, key, args):
         return
     starts, log_density, value = _start(simulation, theta, key, args)
-    if not _validate.concrete(starts, log_density, value):  # they close over what is traced, or all happens within `jit`
+    if not _validate.concrete(
+        starts, log_density, value
+    ):  # they close over what is traced, or all happens within `jit`
         return
     state_of = lambda chain: jax.tree.map(lambda leaf: np.asarray(leaf)[..., chain], starts)
     bad = np.flatnonzero(~np.isfinite(np.asarray(log_density)))
     if bad.size:
         raise ValueError(
-            f"`log_density` is {np.asarray(log_density)[bad[0]]} at the start state {state_of(bad[0])}: give an `init` inside the"
+            f"`log_density` is {np.asarray(log_density)[bad[0]]} at the start state"
+            f" {state_of(bad[0])}: give an `init` inside the"
             " support, where it is finite."
         )
     bad = np.flatnonzero(np.isnan(np.asarray(value)).any(axis=0))
@@ -91,11 +112,16 @@ def check_start(simulation: Simulation, theta: PyTree, key: Key[Array, ""], args
 
 def _check_densities(simulation, theta, x, args) -> None:
     for step in simulation.kernel.steps():
-        evaluate = lambda theta, x, step=step: _validate.numbers(step.log_density(theta, x, *args), "`log_density`")
+        evaluate = lambda theta, x, step=step: _validate.numbers(
+            step.log_density(theta, x, *args), "`log_density`"
+        )
         density = jax.eval_shape(evaluate, theta, x)
         if not hasattr(density, "shape") or density.shape != ():
             found = getattr(density, "shape", density)
-            raise TypeError(f"`log_density` must return a scalar, got shape {found}: add the terms up with `jnp.sum`.")
+            raise TypeError(
+                f"`log_density` must return a scalar, got shape {found}: add the terms up with"
+                " `jnp.sum`."
+            )
         _validate.real_dtype(density.dtype, "what `log_density` returns")
 
 
@@ -111,13 +137,16 @@ def _check_observable(value: PyTree) -> PyTree:
 
 
 def _density_depends_on_theta(simulation, theta, x, args) -> bool:
-    """Whether `∂ log g / ∂θ` varies with x, for some step: else θ only scales the density, which nobody sees."""
+    """Whether `∂ log g / ∂θ` varies with x, for some step: else θ only scales the density, which
+    nobody sees.
+    """
 
     def gradient(x, theta, step):
         return jacobian(lambda theta: step.log_density(theta, x, *args), theta)
 
     return any(
-        _compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta) for step in simulation.kernel.steps()
+        _compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta)
+        for step in simulation.kernel.steps()
     )
 
 
@@ -125,6 +154,8 @@ def _closes_over_tracers(simulation, theta, key, args) -> bool:
     arrays, static = eqx.partition(args, eqx.is_array)
 
     def probe(theta, key, arrays):
-        return run(simulation.plain(), theta, key, eqx.combine(arrays, static), differentiate=False).observed.value
+        return run(
+            simulation.plain(), theta, key, eqx.combine(arrays, static), differentiate=False
+        ).observed.value
 
     return _compat.closes_over_tracers(probe, theta, key, arrays)

@@ -1,8 +1,10 @@
-"""Chains last: `jax.vmap` over the last axis of every array, which stays the last axis in every operation in between.
+"""Chains last: `jax.vmap` over the last axis of every array, which stays the last axis in every
+operation in between.
 
-`jax.vmap(function, -1, -1)` means the same, but its rules bring the mapped axis to the front, and the compiler then lays small
-states out with the chains apart in memory. Here neighbouring chains are neighbours in memory whatever a state's shape, so that
-each operation is vectorised over them. An operation that has no rule below is left to `jax.vmap`.
+`jax.vmap(function, -1, -1)` means the same, but its rules bring the mapped axis to the front, and
+the compiler then lays small states out with the chains apart in memory. Here neighbouring chains
+are neighbours in memory whatever a state's shape, so that each operation is vectorised over them.
+An operation that has no rule below is left to `jax.vmap`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         leaves, structure = jax.tree.flatten(arguments)
         count = leaves[0].shape[-1]
         one = [jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype) for leaf in leaves]
-        program, form = _compat.program(lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False)
+        program, form = _compat.program(
+            lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False
+        )
         results = _run(program, count, [_take_in(leaf) for leaf in leaves])
         return jax.tree.structure(form).unflatten([_per_chain(value, count) for value in results])
 
@@ -44,14 +48,23 @@ def mapped_over_chains(function: Callable[..., PyTree], *arguments: PyTree) -> P
         return function(*arguments)
 
     def over_axis(size, batched, *leaves):
-        last = [jnp.moveaxis(leaf, 0, -1) for leaf, moves in zip(leaves, batched, strict=True) if moves]
+        last = [
+            jnp.moveaxis(leaf, 0, -1) for leaf, moves in zip(leaves, batched, strict=True) if moves
+        ]
 
         def one(*mapped):
             mapped = iter(mapped)
-            return call(*(next(mapped) if moves else leaf for leaf, moves in zip(leaves, batched, strict=True)))
+            return call(
+                *(
+                    next(mapped) if moves else leaf
+                    for leaf, moves in zip(leaves, batched, strict=True)
+                )
+            )
 
         results = over_chains(one)(*last)
-        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), results), jax.tree.map(lambda _: True, results)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), results), jax.tree.map(
+            lambda _: True, results
+        )
 
     mapped = jax.custom_batching.custom_vmap(call)
     mapped.def_vmap(over_axis)
@@ -77,7 +90,9 @@ class Once:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Keys:
-    """Random keys with the chains as their last axis, as two arrays of words: side by side in memory, words would not vectorise."""
+    """Random keys with the chains as their last axis, as two arrays of words: side by side in
+    memory, words would not vectorise.
+    """
 
     left: Array
     right: Array
@@ -88,7 +103,12 @@ class Keys:
 
     def each(self, function: Callable[[PerChain], Sequence[Array]]) -> list[Value]:
         """What moves keys about moves both words alike."""
-        return [Keys(*words) for words in zip(function(PerChain(self.left)), function(PerChain(self.right)), strict=True)]
+        return [
+            Keys(*words)
+            for words in zip(
+                function(PerChain(self.left)), function(PerChain(self.right)), strict=True
+            )
+        ]
 
 
 Value = PerChain | Once | Keys
@@ -134,7 +154,10 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
             return [PerChain(_random.bits(words, equation.params["shape"]))]
         if name == "random_fold_in" and first.left.ndim == 1:
             return [Keys(*_random.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
-    typed: list[Value] = [PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value for value in operands]
+    typed: list[Value] = [
+        PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value
+        for value in operands
+    ]
     return [_take_in(result) for result in _by_vmap(equation, count, typed)]
 
 
@@ -153,12 +176,18 @@ def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[
 
 
 def _elementwise(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-    """Operands of one shape up to axes of length 1; the condition of a selection and the ends of a clamp may be scalars."""
+    """Operands of one shape up to axes of length 1; the condition of a selection and the ends of
+    a clamp may be scalars.
+    """
     shape = (*equation.outputs[0].shape, count)
 
     def whole(operand: Value):
         array = _per_chain(operand, count)
-        return array if array.ndim == len(shape) else jax.lax.broadcast_in_dim(array, shape, (len(shape) - 1,))
+        return (
+            array
+            if array.ndim == len(shape)
+            else jax.lax.broadcast_in_dim(array, shape, (len(shape) - 1,))
+        )
 
     return equation.bind(*map(whole, operands))
 
@@ -169,13 +198,19 @@ def _same_axes(equation: Equation, count: int, operands: list[Value]) -> Sequenc
 
 
 def _with(**changed: Callable[[tuple, int], Any]):
-    """Operations whose parameters list all axes: each changed parameter takes up the chains' axis."""
+    """Operations whose parameters list all axes: each changed parameter takes up the chains'
+    axis.
+    """
 
     def rule(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-        if not isinstance(operands[0], PerChain) or any(isinstance(operand, PerChain) for operand in operands[1:]):
+        if not isinstance(operands[0], PerChain) or any(
+            isinstance(operand, PerChain) for operand in operands[1:]
+        ):
             return _by_vmap(equation, count, operands)
         given = {
-            name: change(equation.params[name], count) for name, change in changed.items() if equation.params[name] is not None
+            name: change(equation.params[name], count)
+            for name, change in changed.items()
+            if equation.params[name] is not None
         }
         return equation.bind(*(operand.array for operand in operands), **given)
 
@@ -196,10 +231,20 @@ def _reshape(equation: Equation, count: int, operands: list[Value]) -> Sequence[
 
 
 def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-    """An entry of a short table, each chain at its own position, by comparisons (a gather is slower); or a common slice."""
+    """An entry of a short table, each chain at its own position, by comparisons (a gather is
+    slower); or a common slice.
+    """
     table, *starts = operands
-    size = equation.inputs[0].shape[0] if isinstance(equation.inputs[0], Variable) else jnp.shape(table.array)[0]
-    if equation.params["slice_sizes"] != (1,) or size > _SHORT or not isinstance(starts[0], PerChain):
+    size = (
+        equation.inputs[0].shape[0]
+        if isinstance(equation.inputs[0], Variable)
+        else jnp.shape(table.array)[0]
+    )
+    if (
+        equation.params["slice_sizes"] != (1,)
+        or size > _SHORT
+        or not isinstance(starts[0], PerChain)
+    ):
         return _dynamic(1)(equation, count, operands)
     rows = jnp.asarray(table.array)
     entry = jnp.broadcast_to(rows[0], (count,))
@@ -218,7 +263,12 @@ def _dynamic(num_arrays: int):
         zero = jnp.zeros((), jnp.asarray(starts[0].array).dtype)
         sizes = equation.params.get("slice_sizes")
         changed = {} if sizes is None else {"slice_sizes": (*sizes, count)}
-        return equation.bind(*(_per_chain(array, count) for array in arrays), *(start.array for start in starts), zero, **changed)
+        return equation.bind(
+            *(_per_chain(array, count) for array in arrays),
+            *(start.array for start in starts),
+            zero,
+            **changed,
+        )
 
     return rule
 
@@ -231,7 +281,11 @@ def _bitcast(equation: Equation, count: int, operands: list[Value]) -> Sequence[
 def _scan(loop: Scan, count: int, operands: list[Value]) -> list[Value]:
     """A scan with its loop inside out: one loop, of all chains."""
     edge = loop.num_constants + loop.num_carry
-    constants, carry, xs = operands[: loop.num_constants], operands[loop.num_constants : edge], operands[edge:]
+    constants, carry, xs = (
+        operands[: loop.num_constants],
+        operands[loop.num_constants : edge],
+        operands[edge:],
+    )
     per_chain = lambda values: [_for_each(value, count) for value in values]
 
     def step(carry, xs):
@@ -245,8 +299,12 @@ def _scan(loop: Scan, count: int, operands: list[Value]) -> list[Value]:
 def _cond(choice: Cond, count: int, operands: list[Value]) -> list[Value]:
     """A branch that all chains take together."""
     index, *rest = operands
-    along = lambda branch: lambda *values: [_for_each(result, count) for result in _run(branch, count, list(values))]
-    return jax.lax.switch(jnp.asarray(index.array), [along(branch) for branch in choice.branches], *rest)
+    along = lambda branch: (
+        lambda *values: [_for_each(result, count) for result in _run(branch, count, list(values))]
+    )
+    return jax.lax.switch(
+        jnp.asarray(index.array), [along(branch) for branch in choice.branches], *rest
+    )
 
 
 def _for_each(value: Value, count: int) -> Value:
@@ -254,16 +312,15 @@ def _for_each(value: Value, count: int) -> Value:
     return value if isinstance(value, Keys) else _take_in(_per_chain(value, count))
 
 
-_ELEMENTWISE = """
-abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf
-erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
-or population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
-sin sinh sqrt square sub tan tanh xor
+_ELEMENTWISE = """ abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp
+convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
+imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+population_count pow real reduce_precision rem round rsqrt select_n shift_left
+shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
 """
 
-_ON_NAMED_AXES = """
-argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum reduce_and reduce_max reduce_min reduce_or reduce_prod
-reduce_sum reduce_xor rev split squeeze stack
+_ON_NAMED_AXES = """ argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum reduce_and
+reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor rev split squeeze stack
 """
 
 # Tables up to this length are looked up by comparisons.

@@ -16,10 +16,11 @@ from jax.interpreters import batching, mlir
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
-    """Whether the computation of `function(argument, *others)` uses `argument` on the way to its result, shapes aside.
+    """Whether the computation of `function(argument, *others)` uses `argument` on the way to its
+    result, shapes aside.
 
-    Arguments may be pytrees of `jax.ShapeDtypeStruct`. Calls within the computation are taken whole, so the answer errs on the
-    side of yes.
+    Arguments may be pytrees of `jax.ShapeDtypeStruct`. Calls within the computation are taken
+    whole, so the answer errs on the side of yes.
     """
     jaxpr = jax.make_jaxpr(function)(argument, *others).jaxpr
     reached = set(jaxpr.invars[: len(jax.tree.leaves(argument))])
@@ -31,12 +32,15 @@ def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> boo
 
 
 def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether `function` uses values, other than its arguments, that an outer `jit`, `grad` or `vmap` is tracing."""
+    """Whether `function` uses values, other than its arguments, that an outer `jit`, `grad` or
+    `vmap` is tracing.
+    """
     consts = jax.make_jaxpr(function)(*arguments).consts
     return any(isinstance(const, Tracer) for const in consts)
 
 
-# Programs: a jaxpr with its calls inlined, in terms of our own, so that nothing else reads a jaxpr's parameters.
+# Programs: a jaxpr with its calls inlined, in terms of our own, so that nothing else reads a
+# jaxpr's parameters.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,7 +97,9 @@ class Cond:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
-    """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a conditional."""
+    """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a
+    conditional.
+    """
 
     primitive: str
     inputs: tuple[Variable | Constant, ...]
@@ -109,10 +115,14 @@ class Equation:
         return _where(self._equation) or self._called_at
 
     def bind(self, *operands: Any, **changed: Any) -> tuple[Any, ...]:
-        """The primitive itself, under whatever transformations the operands are traced by, with some parameters changed."""
+        """The primitive itself, under whatever transformations the operands are traced by, with
+        some parameters changed.
+        """
         primitive = self._equation.primitive
         with self._equation.ctx.manager:
-            outputs = primitive.bind(*operands, **primitive.get_bind_params({**self._equation.params, **changed}))
+            outputs = primitive.bind(
+                *operands, **primitive.get_bind_params({**self._equation.params, **changed})
+            )
         return tuple(outputs) if primitive.multiple_results else (outputs,)
 
 
@@ -129,10 +139,14 @@ _OURS: dict[str, Callable[..., list[Any]]] = {}
 _CUSTOM_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
-def program(function: Callable[..., Any], *arguments: Any, differentiated: bool = True) -> tuple[Program, Any]:
-    """The program that computes the leaves of `function(*arguments)` from the leaves of `arguments`, and the result's form.
+def program(
+    function: Callable[..., Any], *arguments: Any, differentiated: bool = True
+) -> tuple[Program, Any]:
+    """The program that computes the leaves of `function(*arguments)` from the leaves of
+    `arguments`, and the result's form.
 
-    Primitives of ours and functions with derivatives of their own are inlined unless the program is to be differentiated.
+    Primitives of ours and functions with derivatives of their own are inlined unless the program is
+    to be differentiated.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return _program(closed, _CALLS if differentiated else _CALLS | _CUSTOM_DERIVATIVES), shape
@@ -153,7 +167,11 @@ def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program
 
 
 def _inline(
-    closed: Any, calls: dict[str, str], operands: tuple[Any, ...], equations: list[Equation], called_at: str
+    closed: Any,
+    calls: dict[str, str],
+    operands: tuple[Any, ...],
+    equations: list[Equation],
+    called_at: str,
 ) -> tuple[Any, ...]:
     """Appends the equations of a jaxpr applied to `operands`; returns its outputs."""
     jaxpr = getattr(closed, "jaxpr", closed)
@@ -163,15 +181,25 @@ def _inline(
     for equation in jaxpr.eqns:
         name, inputs = equation.primitive.name, tuple(map(look_up, equation.invars))
         if name in calls:
-            outputs = _inline(equation.params[calls[name]], calls, inputs, equations, _where(equation) or called_at)
+            outputs = _inline(
+                equation.params[calls[name]],
+                calls,
+                inputs,
+                equations,
+                _where(equation) or called_at,
+            )
         elif name in _OURS and calls is not _CALLS:
             function = functools.partial(_OURS[name], **equation.params)
-            inner = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars))
+            inner = jax.make_jaxpr(function)(
+                *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
+            )
             outputs = _inline(inner, calls, inputs, equations, called_at)
         else:
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
             control = _control(equation, calls, called_at)
-            equations.append(Equation(name, inputs, outputs, equation.params, control, equation, called_at))
+            equations.append(
+                Equation(name, inputs, outputs, equation.params, control, equation, called_at)
+            )
         names.update(zip(equation.outvars, outputs, strict=True))
     return tuple(map(look_up, jaxpr.outvars))
 
@@ -189,7 +217,13 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
                 num_constants, num_carry = params["num_consts"], params["num_carry"]
             else:
                 num_constants, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
-            return Scan(inner(params["jaxpr"]), num_constants, num_carry, params["length"], params["reverse"])
+            return Scan(
+                inner(params["jaxpr"]),
+                num_constants,
+                num_carry,
+                params["length"],
+                params["reverse"],
+            )
         case "while":
             condition, body = inner(params["cond_jaxpr"]), inner(params["body_jaxpr"])
             return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
@@ -200,7 +234,9 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
 
 
 def inner_primitives(equation: Equation) -> set[str]:
-    """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp` function."""
+    """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp`
+    function.
+    """
     found: set[str] = set()
 
     def visit(parameter):
@@ -218,7 +254,9 @@ def inner_primitives(equation: Equation) -> set[str]:
     return found
 
 
-_NOT_USER_CODE = tuple(str(pathlib.Path(file).parent) for file in (jax.__file__, equinox.__file__, __file__) if file)
+_NOT_USER_CODE = tuple(
+    str(pathlib.Path(file).parent) for file in (jax.__file__, equinox.__file__, __file__) if file
+)
 
 
 def _where(equation: Any) -> str:
@@ -236,21 +274,31 @@ def new_primitive(
     abstract: Callable[..., list[Any]],
     batched: Callable[..., dict[str, Any]] = lambda **params: params,
 ) -> Callable[..., list[Any]]:
-    """A primitive with several results: how it is computed, and what shapes come out. Returns its `bind`.
+    """A primitive with several results: how it is computed, and what shapes come out. Returns its
+    `bind`.
 
-    A batch becomes the leading axis of every operand and of every result; `batched` are the parameters that say so.
+    A batch becomes the leading axis of every operand and of every result; `batched` are the
+    parameters that say so.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
     _OURS[name] = implementation
-    primitive.def_impl(lambda *operands, **params: jax.jit(lambda *xs: implementation(*xs, **params))(*operands))
+    primitive.def_impl(
+        lambda *operands, **params: jax.jit(lambda *xs: implementation(*xs, **params))(*operands)
+    )
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
 
     def batch(operands, axes, **params):
-        size = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
+        size = next(
+            operand.shape[axis]
+            for operand, axis in zip(operands, axes, strict=True)
+            if axis is not None
+        )
         repeat = lambda operand: jax.numpy.broadcast_to(operand, (size, *jax.numpy.shape(operand)))
-        lead = lambda operand, axis: repeat(operand) if axis is None else jax.numpy.moveaxis(operand, axis, 0)
+        lead = lambda operand, axis: (
+            repeat(operand) if axis is None else jax.numpy.moveaxis(operand, axis, 0)
+        )
         outputs = primitive.bind(*map(lead, operands, axes), **batched(**params))
         return outputs, [0] * len(outputs)
 

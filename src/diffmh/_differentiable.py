@@ -1,4 +1,6 @@
-"""A random value whose derivative is estimated, as a function that JAX differentiates: once, and with respect to theta alone."""
+"""A random value whose derivative is estimated, as a function that JAX differentiates: once, and
+with respect to theta alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ._validate import NotDifferentiable
 
 @eqx.filter_custom_jvp
 def differentiable(value, jacobian, theta, key, args):
-    """`value(theta, key, args)`; `jacobian(theta, key, args)` has value and derivative, the P flattened parameters leading."""
+    """`value(theta, key, args)`; `jacobian(theta, key, args)` has value and derivative, the P
+    flattened parameters leading.
+    """
     return value(theta, key, args)
 
 
@@ -22,19 +26,24 @@ def _jvp(primals, tangents):
     *closed_over, d_theta, _, d_args = tangents
     if jax.tree.leaves(d_args):
         raise NotDifferentiable(
-            "A derivative with respect to `args` was asked for: they are data. Make what you differentiate a part of `theta`."
+            "A derivative with respect to `args` was asked for: they are data. Make what you"
+            " differentiate a part of `theta`."
         )
     if jax.tree.leaves(closed_over):
         raise NotDifferentiable(
-            "A derivative was asked for with respect to `init`, to an array in the kernel, or to a value that `log_density`, `f` or"
-            " the program closes over. Make what you differentiate a part of `theta`, or hide it with `jax.lax.stop_gradient`."
+            "A derivative was asked for with respect to `init`, to an array in the kernel, or to a"
+            " value that `log_density`, `f` or"
+            " the program closes over. Make what you differentiate a part of `theta`, or hide it"
+            " with `jax.lax.stop_gradient`."
         )
     theta = jax.tree.map(jnp.asarray, theta)
     values, derivative = _once(jacobian, theta, key, args)
     leaves, structure = jax.tree.flatten(theta)
     # An unperturbed leaf has the direction `None`.
     slots = structure.flatten_up_to(d_theta)
-    directions = [jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)]
+    directions = [
+        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
+    ]
     direction = ravel_pytree(directions)[0]
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 
@@ -47,6 +56,7 @@ def _once(jacobian, theta, key, args):
 @_once.def_jvp
 def _refuse_second_derivative(primals, tangents):
     raise NotDifferentiable(
-        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh estimates first derivatives"
+        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`):"
+        " diffmh estimates first derivatives"
         " only. For curvature, difference `jax.grad` at two values of theta with the same key."
     )

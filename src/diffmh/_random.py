@@ -1,7 +1,8 @@
 """JAX's Threefry words, number for number, drawn several times faster for many chains on a CPU.
 
-There JAX rolls the rounds of Threefry into a loop that goes through memory each time. Written out, all of them are one
-elementwise expression, which the compiler fuses and vectorises over the chains: 2 ns a word instead of 20.
+There JAX rolls the rounds of Threefry into a loop that goes through memory each time. Written out,
+all of them are one elementwise expression, which the compiler fuses and vectorises over the chains:
+2 ns a word instead of 20.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from jaxtyping import Array, Key, PyTree, UInt32
 
 from . import _rounding
 
-# Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011): 20 rounds, the key injected after every fourth.
+# Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011): 20 rounds, the key injected
+# after every fourth.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -40,12 +42,18 @@ def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) 
 
 
 def split(key: Words, shape: tuple[int, ...]) -> Words:
-    """`jax.random.split`: words of the shape of the keys without the last axis, then `shape`, then the last axis."""
+    """`jax.random.split`: words of the shape of the keys without the last axis, then `shape`,
+    then the last axis.
+    """
     size, keys = math.prod(shape), key[0].shape
     if 0 < size <= _FEW:
-        # Constant counters one by one: in a fused loop, indexing into an array of counters would not vectorise.
+        # Constant counters one by one: in a fused loop, indexing into an array of counters would
+        # not vectorise.
         drawn = [threefry(key, jnp.uint32(0), jnp.uint32(i)) for i in range(size)]
-        left, right = (jnp.stack(side, axis=-2).reshape(*keys[:-1], *shape, keys[-1]) for side in zip(*drawn, strict=True))
+        left, right = (
+            jnp.stack(side, axis=-2).reshape(*keys[:-1], *shape, keys[-1])
+            for side in zip(*drawn, strict=True)
+        )
         return left, right
     key = _kept(key, key)
     counter = jax.lax.iota(jnp.uint32, size).reshape(*shape, 1)
@@ -60,7 +68,9 @@ def bits(key: Words, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 
 
 def _kept(drawn: PyTree, key: Words) -> PyTree:
-    """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all of it for every use."""
+    """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all
+    of it for every use.
+    """
     no_key_is_this = (key[0].ravel()[0] == 0x1E3779B9) & (key[1].ravel()[0] == 0x7F4A7C15)
     return _rounding.whole(drawn, no_key_is_this)
 
@@ -73,7 +83,11 @@ def fold_in(key: Words, data: UInt32[Array, "..."]) -> Words:
 def is_threefry(array: Any) -> bool:
     """Whether an array holds keys that draw as we do: JAX's default."""
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return is_key and jax.random.key_impl(array) == "threefry2x32" and jax.config.jax_threefry_partitionable  # pyright: ignore
+    return (
+        is_key
+        and jax.random.key_impl(array) == "threefry2x32"
+        and jax.config.jax_threefry_partitionable
+    )  # pyright: ignore
 
 
 def words(keys: Key[Array, "*n"]) -> Words:

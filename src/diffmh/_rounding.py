@@ -1,9 +1,10 @@
 """Rounding that does not depend on what else is computed.
 
-A compiler contracts `a * b + c` into one rounding where it can, and whether it can depends on what else uses `a * b`. The same
-chain would then round differently in the program of its value and in that of its gradient, or in two copies of one expression
-within a program; and a chain that differs by one ulp soon differs altogether. Passing the bits through an integer operation that
-the compiler cannot see through forbids contraction across that point.
+A compiler contracts `a * b + c` into one rounding where it can, and whether it can depends on what
+else uses `a * b`. The same chain would then round differently in the program of its value and in
+that of its gradient, or in two copies of one expression within a program; and a chain that differs
+by one ulp soon differs altogether. Passing the bits through an integer operation that the compiler
+cannot see through forbids contraction across that point.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def never(key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Bool[Array, "..."
 
 
 def settle(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
-    """`tree`, rounded here and now; values settled by different `never` share no computation either."""
+    """`tree`, rounded here and now; values settled by different `never` share no computation
+    either.
+    """
 
     def through_bits(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -32,8 +35,11 @@ def settle(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
 
 
 def whole(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
-    """`tree` computed once and kept: a compiler that fuses would compute it anew for each of its uses.
+    """`tree` computed once and kept: a compiler that fuses would compute it anew for each of its
+    uses.
 
     It comes out of a branch that is always taken, and compilers don't fuse across branches.
     """
-    return jax.lax.cond(never, lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda tree: tree, tree)
+    return jax.lax.cond(
+        never, lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda tree: tree, tree
+    )

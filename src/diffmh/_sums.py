@@ -11,7 +11,9 @@ from . import _trees
 
 
 class CompensatedSum(eqx.Module):
-    """A running sum and the low-order digits that it lost: the total is `total + lost` (Neumaier 1974)."""
+    """A running sum and the low-order digits that it lost: the total is `total + lost` (Neumaier
+    1974).
+    """
 
     total: PyTree
     lost: PyTree
@@ -27,7 +29,9 @@ class CompensatedSum(eqx.Module):
             keeps_before = jnp.abs(before) >= jnp.abs(amount)
             return jnp.where(keeps_before, (before - after) + amount, (amount - after) + before)
 
-        return CompensatedSum(total, _trees.add(self.lost, jax.tree.map(slip, self.total, amount, total)))
+        return CompensatedSum(
+            total, _trees.add(self.lost, jax.tree.map(slip, self.total, amount, total))
+        )
 
     def value(self) -> PyTree:
         return _trees.add(self.total, self.lost)

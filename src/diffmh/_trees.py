@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, PyTree
 def select(condition: Bool[Array, "..."], chosen: PyTree, other: PyTree) -> PyTree:
     """`chosen` where `condition` holds, else `other`, bit for bit.
 
-    `condition` may have leading axes of the leaves; it is broadcast over the rest. Never written as arithmetic:
-    `other + condition * (chosen - other)` rounds, and two chains that met would stay a few ulps apart for ever.
+    `condition` may have leading axes of the leaves; it is broadcast over the rest. Never written as
+    arithmetic: `other + condition * (chosen - other)` rounds, and two chains that met would stay a
+    few ulps apart for ever.
     """
 
     def choose(a, b):
@@ -46,5 +47,7 @@ def repeat(tree: PyTree, count: int) -> PyTree:
 
 
 def strong(tree: PyTree) -> PyTree:
-    """Arrays of definite type: Python numbers become arrays, and weak types (which would retrace) become strong."""
+    """Arrays of definite type: Python numbers become arrays, and weak types (which would
+    retrace) become strong.
+    """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype=jnp.asarray(leaf).dtype), tree)

@@ -1,4 +1,6 @@
-"""Refusals: bad input is refused where it enters, naming the argument, what came, and what to do."""
+"""Refusals: bad input is refused where it enters, naming the argument, what came, and what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ._compat import Tracer
 
 
 class NotDifferentiable(TypeError):
-    """A derivative that diffmh does not compute was asked for. It is refused; it is never returned as zero."""
+    """A derivative that diffmh does not compute was asked for. It is refused; it is never
+    returned as zero.
+    """
 
 
 def concrete(*trees: Any) -> bool:
@@ -24,11 +28,16 @@ def concrete(*trees: Any) -> bool:
 def count(value: Any, name: str, least: int = 1) -> int:
     """A whole number, at least `least`."""
     if isinstance(value, bool | float | np.floating | np.bool_):
-        raise TypeError(f"`{name}` must be a whole number, got {value!r}: write `{name.replace('...', 'int(...)')}`.")
+        raise TypeError(
+            f"`{name}` must be a whole number, got {value!r}: write"
+            f" `{name.replace('...', 'int(...)')}`."
+        )
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"`{name}` must be a whole number, got {value!r} of type {type(value).__name__}.") from None
+        raise TypeError(
+            f"`{name}` must be a whole number, got {value!r} of type {type(value).__name__}."
+        ) from None
     if number < least:
         raise ValueError(f"`{name}` must be at least {least}, got {number}.")
     return number
@@ -37,7 +46,9 @@ def count(value: Any, name: str, least: int = 1) -> int:
 def instance(value: Any, kind: type, where: str, name: str) -> Any:
     if not isinstance(value, kind):
         made = " (a class: call it to make one)" if isinstance(value, type) else ""
-        raise TypeError(f"`{where}`: `{name}` must be a `diffmh.{kind.__name__}`, got {value!r}{made}.")
+        raise TypeError(
+            f"`{where}`: `{name}` must be a `diffmh.{kind.__name__}`, got {value!r}{made}."
+        )
     return value
 
 
@@ -53,10 +64,17 @@ def typed_key(key: Any) -> Any:
     if key is None:
         raise TypeError(f"`key` is missing: {advice}. There are no hidden keys.")
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
-        described = f"an array of {key.dtype}{list(key.shape)}" if hasattr(key, "dtype") else repr(key)
-        raise TypeError(f"`key` must be a typed key, got {described}: {advice} (not `jax.random.PRNGKey`).")
+        described = (
+            f"an array of {key.dtype}{list(key.shape)}" if hasattr(key, "dtype") else repr(key)
+        )
+        raise TypeError(
+            f"`key` must be a typed key, got {described}: {advice} (not `jax.random.PRNGKey`)."
+        )
     if key.shape != ():
-        raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}: use `jax.vmap` over keys.")
+        raise ValueError(
+            f"`key` must be one key, got an array of keys of shape {key.shape}: use `jax.vmap` over"
+            " keys."
+        )
     return key
 
 
@@ -65,25 +83,35 @@ def real_dtype(dtype: Any, what: str) -> None:
     if dtype in (jnp.float32, jnp.float64):
         return
     if jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"{what} is {dtype}: half precision loses the chain; use float32 or float64.")
+        raise TypeError(
+            f"{what} is {dtype}: half precision loses the chain; use float32 or float64."
+        )
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"{what} is {dtype}: it must be real; take `jnp.real(...)`.")
-    raise TypeError(f"{what} is {dtype}: it must be float32 or float64; convert it with `.astype(float)`.")
+    raise TypeError(
+        f"{what} is {dtype}: it must be float32 or float64; convert it with `.astype(float)`."
+    )
 
 
 def theta(tree: Any) -> Any:
     """A pytree of float32 or float64 arrays, finite as far as can be seen."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
-        raise TypeError(f"`theta` has no parameters, got {tree!r}: pass a number, an array or a pytree of arrays.")
+        raise TypeError(
+            f"`theta` has no parameters, got {tree!r}: pass a number, an array or a pytree of"
+            " arrays."
+        )
     for path, leaf in leaves:
         where = f"`theta{jax.tree_util.keystr(path)}`"
         if not isinstance(leaf, float | int | np.ndarray | np.generic | jax.Array):
             raise TypeError(
-                f"{where} is {leaf!r}, not an array: keep only arrays in theta (`equinox.partition(model, equinox.is_array)`)"
+                f"{where} is {leaf!r}, not an array: keep only arrays in theta"
+                " (`equinox.partition(model, equinox.is_array)`)"
                 " and close over the rest."
             )
-        real_dtype(jnp.result_type(leaf) if not isinstance(leaf, float) else jnp.result_type(float), where)
+        real_dtype(
+            jnp.result_type(leaf) if not isinstance(leaf, float) else jnp.result_type(float), where
+        )
         if concrete(leaf) and not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"{where} is not finite, got {leaf}: the density is undefined there.")
     return tree
@@ -96,7 +124,9 @@ def state(tree: Any, what: str) -> Any:
         raise TypeError(f"{what} has no arrays, got {tree!r}.")
     for path, leaf in leaves:
         where = f"{what}{jax.tree_util.keystr(path)}"
-        if not isinstance(leaf, bool | int | float | np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct):
+        if not isinstance(
+            leaf, bool | int | float | np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
+        ):
             raise TypeError(f"{where} is {leaf!r}, not an array.")
         dtype = jnp.result_type(leaf)
         if not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
@@ -114,7 +144,9 @@ def numbers(tree: Any, what: str) -> Any:
 
 def same_form(tree: Any, expected: Any, what: str) -> None:
     """Same structure, shapes and dtypes."""
-    form = lambda tree: jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
+    form = lambda tree: jax.tree.map(
+        lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree
+    )
     got, wanted = form(tree), form(expected)
     if jax.tree.structure(tree) != jax.tree.structure(expected) or got != wanted:
         raise TypeError(f"{what} must have the form of the state, {wanted}, got {got}.")

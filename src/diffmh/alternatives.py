@@ -1,10 +1,13 @@
-"""Alternatives: birth, coupled step, recoupling and pruning. Algorithm 2's bookkeeping, for any kernel.
+"""Alternatives: birth, coupled step, recoupling and pruning. Algorithm 2's bookkeeping, for any
+kernel.
 
-Per chain there are K slots, each with at most one alternative: a state `y` and a weight `W`, a vector over the P parameters that
-is zero when the slot is empty. The derivative of `E[f(x)]` is carried by `Σ W (f(y) − f(x))`.
+Per chain there are K slots, each with at most one alternative: a state `y` and a weight `W`, a
+vector over the P parameters that is zero when the slot is empty. The derivative of `E[f(x)]` is
+carried by `Σ W (f(y) − f(x))`.
 
-The order within a step is: propagate the alternatives by the coupled step; empty the slots whose alternative met the primal;
-prune one slot against the new candidate. Scores never look at a direction dθ, so everything is linear in it.
+The order within a step is: propagate the alternatives by the coupled step; empty the slots whose
+alternative met the primal; prune one slot against the new candidate. Scores never look at a
+direction dθ, so everything is linear in it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ class Alternatives(eqx.Module):
 
 
 class Events(eqx.Module):
-    """What happened at a step: in which slots an alternative met the primal or a new one was born, and the candidates' score."""
+    """What happened at a step: in which slots an alternative met the primal or a new one was
+    born, and the candidates' score.
+    """
 
     recoupled: Bool[Array, "K"]
     born: Bool[Array, "K"]
@@ -48,7 +53,10 @@ class Events(eqx.Module):
 
 def none_yet(state: State, num_slots: int, num_parameters: int, dtype) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
-    return Alternatives(_trees.repeat(without_gradients(state), num_slots), jnp.zeros((num_slots, num_parameters), dtype))
+    return Alternatives(
+        _trees.repeat(without_gradients(state), num_slots),
+        jnp.zeros((num_slots, num_parameters), dtype),
+    )
 
 
 def propagate(
@@ -59,7 +67,9 @@ def propagate(
     noise: PyTree,
     coupling_noise: PyTree,
 ) -> State:
-    """The coupled step of every alternative. They share its noise: each is a coupling with the primal by itself."""
+    """The coupled step of every alternative. They share its noise: each is a coupling with the
+    primal by itself.
+    """
     step = without_gradients(step)
     move = lambda y: kernel.coupled_step(parameters.value_only(), step, y, noise, coupling_noise)
     return each_slot(move, alternatives.state)
@@ -78,10 +88,11 @@ def prune(
     candidate: Float[Array, "P *D"],
     uniform: Float[Array, ""],
 ) -> tuple[Alternatives, Bool[Array, "K"]]:
-    """Keeps one of the D candidates and the lightest alternative, `i` with probability `s_i / Σs` and weight `w_i Σs / s_i`.
+    """Keeps one of the D candidates and the lightest alternative, `i` with probability `s_i / Σs`
+    and weight `w_i Σs / s_i`.
 
-    `candidate` holds the weights of flipping each decision of the step, and `s = ‖w‖`. An empty slot weighs nothing, so it is
-    taken first. Also returns which slot has a new alternative.
+    `candidate` holds the weights of flipping each decision of the step, and `s = ‖w‖`. An empty
+    slot weighs nothing, so it is taken first. Also returns which slot has a new alternative.
     """
     _, old_score = _lightest(alternatives.score)
     index, new_score, new_weight = pick(candidate, uniform, old_score)
@@ -91,9 +102,14 @@ def prune(
 
 
 def compete(
-    weight: Float[Array, "K P"], new_weight: Float[Array, "P"], new_score: Float[Array, ""], uniform: Float[Array, ""]
+    weight: Float[Array, "K P"],
+    new_weight: Float[Array, "P"],
+    new_score: Float[Array, ""],
+    uniform: Float[Array, ""],
 ) -> tuple[Float[Array, "K P"], Bool[Array, "K"]]:
-    """Keeps the lightest alternative or the new one, in proportion to their scores: the weights, and the new one's slot."""
+    """Keeps the lightest alternative or the new one, in proportion to their scores: the weights,
+    and the new one's slot.
+    """
     scores = norm(weight.T)
     slot, old_score = _lightest(scores)
     total = new_score + old_score
@@ -102,19 +118,28 @@ def compete(
     replaced = slot & born
     safe = lambda score: jnp.where(score > 0, score, 1.0)
     grown = jnp.where(slot, total / safe(scores), 1.0)
-    return jnp.where(replaced[:, None], new_weight * (total / safe(new_score)), weight * grown[:, None]), replaced
+    return jnp.where(
+        replaced[:, None], new_weight * (total / safe(new_score)), weight * grown[:, None]
+    ), replaced
 
 
-def contribution(alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]) -> Float[Array, "P F"]:
+def contribution(
+    alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]
+) -> Float[Array, "P F"]:
     """`Σ_k W_k ⊗ (f(y_k) − f(x))`."""
     return weighted(alternatives.weight, alternatives.alive, values - primal_value)
 
 
-def weighted(weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K F"]) -> Float[Array, "P F"]:
+def weighted(
+    weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K F"]
+) -> Float[Array, "P F"]:
     """`Σ_k W_k ⊗ difference_k` over the living."""
     difference = jnp.where(alive[:, None], difference, 0.0)
-    # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of thousands of chains.
-    return functools.reduce(jnp.add, [w[:, None] * change for w, change in zip(weight, difference, strict=True)])
+    # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of
+    # thousands of chains.
+    return functools.reduce(
+        jnp.add, [w[:, None] * change for w, change in zip(weight, difference, strict=True)]
+    )
 
 
 def values(function, alternatives: Alternatives) -> Float[Array, "K F"]:
@@ -130,7 +155,9 @@ def norm(vector: Float[Array, "P *D"]) -> Float[Array, "*D"]:
 
 
 def each_slot(function, state: State):
-    """`function` of each slot's state; one slot needs no `vmap`, whose batched primitives may be slower."""
+    """`function` of each slot's state; one slot needs no `vmap`, whose batched primitives may be
+    slower.
+    """
     if jax.tree.leaves(state)[0].shape[0] > 1:
         return jax.vmap(function)(state)
     single = function(jax.tree.map(lambda leaf: leaf[0], state))
@@ -145,10 +172,12 @@ def _lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array,
 
 
 def pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score: Float[Array, ""]):
-    """One of the D candidates in proportion to its score: its index, the total score, its weight scaled to that total.
+    """One of the D candidates in proportion to its score: its index, the total score, its weight
+    scaled to that total.
 
-    The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs + S) < Σs`, `v` is
-    uniform on [0, Σs). The candidates are looked through as rows and columns of about √D: two short running sums, no long one.
+    The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs
+    + S) < Σs`, `v` is uniform on [0, Σs). The candidates are looked through as rows and columns of
+    about √D: two short running sums, no long one.
     """
     if candidate.ndim == 1:
         return jnp.zeros((), int), norm(candidate), candidate
@@ -164,8 +193,12 @@ def pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score: 
     return index, total, chosen * (total / jnp.where(score > 0, score, 1.0))
 
 
-def _find(scores: Float[Array, "n"], position) -> tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The interval of `[0, Σs)` that `position(Σs)` is in, how far into it, and `Σs`. Never an interval of no length."""
+def _find(
+    scores: Float[Array, "n"], position
+) -> tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """The interval of `[0, Σs)` that `position(Σs)` is in, how far into it, and `Σs`. Never an
+    interval of no length.
+    """
     cumulative = jnp.cumsum(scores)
     total = cumulative[-1]
     at = jnp.minimum(position(total), jnp.nextafter(total, jnp.zeros_like(total)))

@@ -19,7 +19,8 @@ from .metropolis import MetropolisHastings
 from .proposals import On
 from .simulation import Simulation
 
-# A healthy kernel fails a statistical test once in a million: with some tens of tests, a false alarm in ten thousand checks.
+# A healthy kernel fails a statistical test once in a million: with some tens of tests, a false
+# alarm in ten thousand checks.
 _FALSE_ALARM = 1e-6
 _DRAWS = 4_000
 _PAIRS = 4
@@ -47,16 +48,20 @@ class Findings(eqx.Module):
 
     def __str__(self) -> str:
         mark = lambda finding: "ok    " if finding.kept else "BROKEN"
-        return "\n".join(f"{mark(finding)} {finding.promise}: {finding.detail}" for finding in self.findings)
+        return "\n".join(
+            f"{mark(finding)} {finding.promise}: {finding.detail}" for finding in self.findings
+        )
 
 
 def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: PyTree) -> Findings:
-    """Tries what a kernel's density, proposal and coupling promise, at states that a short run visits, and names what is wrong.
+    """Tries what a kernel's density, proposal and coupling promise, at states that a short run
+    visits, and names what is wrong.
 
     - the density is a finite real scalar that depends on theta, and gives the same value twice;
-    - the proposal keeps the form of the state; it is symmetric if it says so; `log_prob` is the density of what `sample` draws;
-    - the coupling is faithful (chains that met stay together), and what it proposes to the other chain has the right
-      distribution.
+    - the proposal keeps the form of the state; it is symmetric if it says so; `log_prob` is the
+      density of what `sample` draws;
+    - the coupling is faithful (chains that met stay together), and what it proposes to the other
+      chain has the right distribution.
 
     The statistical tests raise a false alarm about once in 10⁴ checks.
 
@@ -68,12 +73,16 @@ def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: 
     _validate.instance(kernel, Kernel, "check(kernel, theta, key, *args, init=...)", "kernel")
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
-    simulation = Simulation(kernel, start, lambda theta, x, *args: 0.0, StochasticDerivative(), 1, 0, 1)
+    simulation = Simulation(
+        kernel, start, lambda theta, x, *args: 0.0, StochasticDerivative(), 1, 0, 1
+    )
     findings: list[Finding] = []
     try:
         _admission.admit(simulation, theta, key, args)
         _admission.check_start(simulation, theta, key, args)
-        findings.append(Finding("density", True, "a finite scalar at the start, and it depends on theta"))
+        findings.append(
+            Finding("density", True, "a finite scalar at the start, and it depends on theta")
+        )
     except (TypeError, ValueError) as error:
         findings.append(Finding("density or proposal", False, str(error)))
         return Findings(tuple(findings))
@@ -99,7 +108,9 @@ def _check_step(kernel: MetropolisHastings, theta, key, args, x) -> list[Finding
 
 
 def _visited(kernel, theta, key, args, x) -> PyTree:
-    """`_PAIRS` pairs of states `(x, y)`, y proposed and accepted from x: states that an alternative and its primal may be in."""
+    """`_PAIRS` pairs of states `(x, y)`, y proposed and accepted from x: states that an
+    alternative and its primal may be in.
+    """
 
     def walk(carry, key):
         key_propose, key_accept = jax.random.split(key)
@@ -121,7 +132,9 @@ def _pair(states, number):
 def _repeatable(kernel, theta, args, states) -> Finding:
     density = jax.jit(jax.vmap(lambda x: kernel.log_density(theta, x, *args)))
     same = bool(jnp.array_equal(density(states), density(states), equal_nan=True))
-    return Finding("density is a function", same, "two evaluations agree" if same else "two evaluations differ")
+    return Finding(
+        "density is a function", same, "two evaluations agree" if same else "two evaluations differ"
+    )
 
 
 def _symmetric(proposal, key, states, name) -> Finding:
@@ -130,39 +143,64 @@ def _symmetric(proposal, key, states, name) -> Finding:
         return Finding(promise, True, "not claimed")
     count = jax.tree.leaves(states)[0].shape[0]
     new = jax.vmap(proposal.sample)(jax.random.split(jax.random.fold_in(key, 2), count), states)
-    forward, backward = jax.vmap(proposal.log_prob)(states, new), jax.vmap(proposal.log_prob)(new, states)
+    forward, backward = (
+        jax.vmap(proposal.log_prob)(states, new),
+        jax.vmap(proposal.log_prob)(new, states),
+    )
     kept = bool(np.allclose(forward, backward, rtol=1e-3, atol=1e-3))
     gap = float(np.nanmax(np.abs(np.asarray(forward - backward))))
-    return Finding(promise, kept, "log q(x'|x) = log q(x|x')" if kept else f"log q(x'|x) and log q(x|x') differ by {gap:.3g}")
+    return Finding(
+        promise,
+        kept,
+        "log q(x'|x) = log q(x|x')" if kept else f"log q(x'|x) and log q(x|x') differ by {gap:.3g}",
+    )
 
 
 def _log_prob(proposal, key, states, name) -> Finding:
-    """With `s = q_y / (q_x + q_y)`: the mean of `h s` over draws from x is that of `h (1 − s)` over draws from y, for any h.
+    """With `s = q_y / (q_x + q_y)`: the mean of `h s` over draws from x is that of `h (1 − s)` over
+    draws from y, for any h.
 
-    Both are `∫ h q_x q_y / (q_x + q_y)`. Tried with h = 1 and h = s, which are bounded, so that the means are normal; they do not
-    see a factor that depends on x' alone. For a single real number the mean of `k(x') / q(x'|x)`, k a narrow normal density, does.
+    Both are `∫ h q_x q_y / (q_x + q_y)`. Tried with h = 1 and h = s, which are bounded, so that the
+    means are normal; they do not see a factor that depends on x' alone. For a single real number
+    the mean of `k(x') / q(x'|x)`, k a narrow normal density, does.
     """
     promise, worst = f"{name}.log_prob is the density of sample", 1.0
     for number in range(_PAIRS):
         x, y = _pair(states, number)
         keys = jax.random.split(jax.random.fold_in(key, 100 + number))
         draws = [
-            jax.vmap(proposal.sample, (0, None))(jax.random.split(k, _DRAWS), state) for k, state in zip(keys, (x, y), strict=True)
+            jax.vmap(proposal.sample, (0, None))(jax.random.split(k, _DRAWS), state)
+            for k, state in zip(keys, (x, y), strict=True)
         ]
-        log_q = lambda start, new: np.asarray(jax.vmap(proposal.log_prob, (None, 0))(start, new), float)
+        log_q = lambda start, new: np.asarray(
+            jax.vmap(proposal.log_prob, (None, 0))(start, new), float
+        )
         share = lambda new: 1 / (1 + np.exp(np.clip(log_q(x, new) - log_q(y, new), -700, 700)))
         at_x, at_y = share(draws[0]), share(draws[1])
         worst = min(worst, _two_means(at_x, 1 - at_y), _two_means(at_x**2, at_y * (1 - at_y)))
         leaves = jax.tree.leaves(x)
-        if len(leaves) == 1 and leaves[0].size == 1 and jnp.issubdtype(leaves[0].dtype, jnp.floating):
-            masses = [_mass(_columns(new)[0], log_q(start, new)) for start, new in zip((x, y), draws, strict=True)]
+        if (
+            len(leaves) == 1
+            and leaves[0].size == 1
+            and jnp.issubdtype(leaves[0].dtype, jnp.floating)
+        ):
+            masses = [
+                _mass(_columns(new)[0], log_q(start, new))
+                for start, new in zip((x, y), draws, strict=True)
+            ]
             worst = min(worst, _two_means(*masses))
     kept = worst > _FALSE_ALARM
-    return Finding(promise, kept, f"least p-value {worst:.2g}" + ("" if kept else ": draws and density disagree"))
+    return Finding(
+        promise,
+        kept,
+        f"least p-value {worst:.2g}" + ("" if kept else ": draws and density disagree"),
+    )
 
 
 def _mass(draws: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """`k(x') / q(x'|x)` with k normal about the median, a quarter of the interquartile range wide: its mean is `∫ k = 1`."""
+    """`k(x') / q(x'|x)` with k normal about the median, a quarter of the interquartile range
+    wide: its mean is `∫ k = 1`.
+    """
     low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75])
     return np.exp(stats.norm.logpdf(draws, middle, (high - low) / 4) - log_q)
 
@@ -185,12 +223,20 @@ def _faithful(coupling, proposal, key, states, name) -> Finding:
         return _trees.equal(y_new, x_new)
 
     x, _ = _pair(states, 0)
-    kept = bool(jnp.all(jax.vmap(one, (0, None))(jax.random.split(jax.random.fold_in(key, 3), 500), x)))
-    return Finding(f"{name} is faithful", kept, "y = x gives y' = x'" if kept else "y = x does not give y' = x' bit for bit")
+    kept = bool(
+        jnp.all(jax.vmap(one, (0, None))(jax.random.split(jax.random.fold_in(key, 3), 500), x))
+    )
+    return Finding(
+        f"{name} is faithful",
+        kept,
+        "y = x gives y' = x'" if kept else "y = x does not give y' = x' bit for bit",
+    )
 
 
 def _marginal(coupling, proposal, key, states, name) -> Finding:
-    """What the coupling proposes to y against direct draws from q(·|y): Kolmogorov–Smirnov on each coordinate's change."""
+    """What the coupling proposes to y against direct draws from q(·|y): Kolmogorov–Smirnov on
+    each coordinate's change.
+    """
     worst = 1.0
     for number in range(_PAIRS):
         x, y = _pair(states, number)
@@ -205,11 +251,15 @@ def _marginal(coupling, proposal, key, states, name) -> Finding:
         for a, b in zip(drawn, direct, strict=True):
             worst = min(worst, float(np.asarray(stats.ks_2samp(a, b, method="asymp"))[1]))
     kept = worst > _FALSE_ALARM
-    detail = f"least p-value {worst:.2g}" + ("" if kept else ": y' is not distributed as q(·|y), so the gradient is biased")
+    detail = f"least p-value {worst:.2g}" + (
+        "" if kept else ": y' is not distributed as q(·|y), so the gradient is biased"
+    )
     return Finding(f"{name} keeps its marginal", kept, detail)
 
 
 def _columns(tree: PyTree) -> list[np.ndarray]:
     """The first eight coordinates of each leaf."""
-    flat: Callable[[Array], np.ndarray] = lambda leaf: np.asarray(leaf, float).reshape(leaf.shape[0], -1)
+    flat: Callable[[Array], np.ndarray] = lambda leaf: np.asarray(leaf, float).reshape(
+        leaf.shape[0], -1
+    )
     return [column for leaf in jax.tree.leaves(tree) for column in flat(leaf).T[:8]]

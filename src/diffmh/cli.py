@@ -11,17 +11,26 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 
 
 @app.command()
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Experiments or figure numbers; all of them for none.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="Experiments or figure numbers; all of them for none.", show_default=False
+        ),
     ] = None,
-    out: Annotated[pathlib.Path, typer.Option(help="Where the data, the figures and the page go.")] = pathlib.Path("results"),
+    out: Annotated[
+        pathlib.Path, typer.Option(help="Where the data, the figures and the page go.")
+    ] = pathlib.Path("results"),
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
-    fast: Annotated[bool, typer.Option("--fast", help="Smaller runs: all six figures in under three minutes.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Smaller runs: all six figures in under three minutes.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments and stop.")] = False,
 ) -> None:
     """Reproduces the paper's figures and puts them on a page. Exits with 1 if a verdict fails."""
@@ -49,12 +58,32 @@ def doctor() -> None:
     import jax
     import jax.numpy as jnp
 
-    packages = ("diffmh", "jax", "jaxlib", "equinox", "jaxtyping", "numpy", "optax", "matplotlib", "tqdm", "typer")
+    packages = (
+        "diffmh",
+        "jax",
+        "jaxlib",
+        "equinox",
+        "jaxtyping",
+        "numpy",
+        "optax",
+        "matplotlib",
+        "tqdm",
+        "typer",
+    )
     for package in packages:
         typer.echo(f"{package:<12} {_version(package)}")
-    typer.echo(f"{'python':<12} {platform.python_version()} on {platform.system()} {platform.machine()}")
-    typer.echo(f"{'devices':<12} {', '.join(f'{device.platform}:{device.id}' for device in jax.devices())}, {os.cpu_count()} cores")
-    typer.echo(f"{'precision':<12} {jnp.zeros(()).dtype} (x64 {'on' if jax.config.jax_enable_x64 else 'off'})")  # pyright: ignore
+    typer.echo(
+        f"{'python':<12} {platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+    typer.echo(
+        f"{'devices':<12}"
+        f" {', '.join(f'{device.platform}:{device.id}' for device in jax.devices())},"
+        f" {os.cpu_count()} cores"
+    )
+    typer.echo(
+        f"{'precision':<12} {jnp.zeros(()).dtype} (x64"
+        f" {'on' if jax.config.jax_enable_x64 else 'off'})"
+    )  # pyright: ignore
     typer.echo(f"{'gradient':<12} {_gradient()}")
 
 
@@ -72,7 +101,9 @@ def _gradient() -> str:
     from .expectation import expectation
     from .models import gaussian
 
-    mean = expectation(lambda theta, x: x, gaussian.sampler(), init=0.0, num_samples=500, burn_in=50, num_chains=64)
+    mean = expectation(
+        lambda theta, x: x, gaussian.sampler(), init=0.0, num_samples=500, burn_in=50, num_chains=64
+    )
     report = mean.run(0.5, jax.random.key(0))
     value, error = float(report.gradient), float(report.gradient_error)
     good = abs(value - 1.0) < 5 * error

@@ -35,9 +35,15 @@ class Composition(Differentiable):
         runs = [e.run_chains(theta, key, *args) for e, key in self._with_keys(key)]
         theta = runs[0].theta
         means = tuple(run.unflatten(run.value) for run in runs)
-        form = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], pseudo_values(self.phi, theta, means)))
-        unflatten = Unflatten(jax.tree.structure(form), tuple(leaf.shape for leaf in jax.tree.leaves(form)))
-        flat = lambda theta, means: jax.vmap(flatten, out_axes=-1)(pseudo_values(self.phi, theta, means))
+        form = jax.eval_shape(
+            lambda: jax.tree.map(lambda leaf: leaf[0], pseudo_values(self.phi, theta, means))
+        )
+        unflatten = Unflatten(
+            jax.tree.structure(form), tuple(leaf.shape for leaf in jax.tree.leaves(form))
+        )
+        flat = lambda theta, means: jax.vmap(flatten, out_axes=-1)(
+            pseudo_values(self.phi, theta, means)
+        )
         _, unravel = ravel_pytree(theta)
 
         def along(direction, *slopes):
@@ -46,27 +52,35 @@ class Composition(Differentiable):
 
         directions = jnp.eye(ravel_pytree(theta)[0].size, dtype=ravel_pytree(theta)[0].dtype)
         value, jacobian = jax.vmap(along)(directions, *(run.jacobian for run in runs))
-        return RunChains(unflatten, theta, value[0], jacobian, tuple(o for run in runs for o in run.outcomes))
+        return RunChains(
+            unflatten, theta, value[0], jacobian, tuple(o for run in runs for o in run.outcomes)
+        )
 
     def _with_keys(self, key):
         _validate.typed_key(key)
-        keys = [key] if len(self.expectations) == 1 else jax.random.split(key, len(self.expectations))
+        keys = (
+            [key] if len(self.expectations) == 1 else jax.random.split(key, len(self.expectations))
+        )
         return list(zip(self.expectations, keys, strict=True))
 
 
 def compose(phi: Callable[..., PyTree], *expectations: Differentiable) -> Composition:
-    """`φ(θ, m_1(θ), ...)` of expectations, with value and gradient free of the plug-in bias to order `1/C²`.
+    """`φ(θ, m_1(θ), ...)` of expectations, with value and gradient free of the plug-in bias to
+    order `1/C²`.
 
-    With both factors of the chain rule from the same chains, `∇φ(m̂) · dm̂` is biased by their correlation, however good `m̂` and
-    `dm̂` are. The C chains are independent, so the jackknife removes it: the value is the mean of the pseudo-values
+    With both factors of the chain rule from the same chains, `∇φ(m̂) · dm̂` is biased by their
+    correlation, however good `m̂` and `dm̂` are. The C chains are independent, so the jackknife
+    removes it: the value is the mean of the pseudo-values
 
         φ_c = φ(θ, m̄) + (C − 1) (φ(θ, m̄) − φ(θ, m̄_{−c}))
 
-    with `m̄_{−c}` the mean of the other chains, its derivative is that of this expression, and the spread of `φ_c` gives the
-    error. Exactly unbiased where φ is at most quadratic in the expectations (a variance, a heat capacity).
+    with `m̄_{−c}` the mean of the other chains, its derivative is that of this expression, and the
+    spread of `φ_c` gives the error. Exactly unbiased where φ is at most quadratic in the
+    expectations (a variance, a heat capacity).
 
-    **Arguments**: `phi(theta, m_1, m_2, ...)`, any JAX function, whose own parameters may be differentiated as usual; expectations
-    with equal `num_chains` of at least 2. Several expectations get independent keys; one gets the key itself.
+    **Arguments**: `phi(theta, m_1, m_2, ...)`, any JAX function, whose own parameters may be
+    differentiated as usual; expectations with equal `num_chains` of at least 2. Several
+    expectations get independent keys; one gets the key itself.
 
     >>> import jax, diffmh
     >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x / theta) ** 2, diffmh.GaussianWalk(2.38))
@@ -81,12 +95,17 @@ def compose(phi: Callable[..., PyTree], *expectations: Differentiable) -> Compos
         raise ValueError("`compose(phi, *expectations)` needs at least one expectation, got none.")
     for e in expectations:
         if not isinstance(e, Differentiable):
-            raise TypeError(f"`compose(phi, *expectations)` composes what `diffmh.expectation` returns, got {e!r}.")
+            raise TypeError(
+                "`compose(phi, *expectations)` composes what `diffmh.expectation` returns, got"
+                f" {e!r}."
+            )
     counts = sorted({e.num_chains for e in expectations})
     if len(counts) > 1:
         raise ValueError(f"`compose` pairs chains up and needs equal `num_chains`, got {counts}.")
     if counts[0] < 2:
-        raise ValueError("`compose` removes bias across chains and needs `num_chains` of at least 2, got 1.")
+        raise ValueError(
+            "`compose` removes bias across chains and needs `num_chains` of at least 2, got 1."
+        )
     return Composition(phi, expectations)
 
 
@@ -97,4 +116,6 @@ def pseudo_values(phi: Callable[..., PyTree], theta: PyTree, values: tuple[PyTre
     others = lambda leaf: mean(leaf) + (mean(leaf) - leaf) / (num_chains - 1)
     whole = phi(theta, *jax.tree.map(mean, values))
     without = jax.vmap(lambda m: phi(theta, *m))(jax.tree.map(others, values))
-    return jax.tree.map(lambda all_, but_one: all_ + (num_chains - 1) * (all_ - but_one), whole, without)
+    return jax.tree.map(
+        lambda all_, but_one: all_ + (num_chains - 1) * (all_ - but_one), whole, without
+    )

@@ -16,7 +16,9 @@ _BATCHES = 16
 
 
 class Counts(eqx.Module):
-    """Sums over the steps of one chain, and the largest weight met. A slot's step counts as a step of its own."""
+    """Sums over the steps of one chain, and the largest weight met. A slot's step counts as a
+    step of its own.
+    """
 
     decisions: Int[Array, "*C"]
     accepted: Int[Array, "*C"]
@@ -56,12 +58,16 @@ class Counts(eqx.Module):
             self,
             slot_steps=self.slot_steps + memory.score.size,
             alive=self.alive + jnp.sum(memory.alive),
-            max_weight=jnp.maximum(self.max_weight, jnp.max(memory.score).astype(self.max_weight.dtype)),
+            max_weight=jnp.maximum(
+                self.max_weight, jnp.max(memory.score).astype(self.max_weight.dtype)
+            ),
         )
 
 
 class Batches(eqx.Module):
-    """Sums of f over successive stretches of each chain: a fixed number of them, however long the run."""
+    """Sums of f over successive stretches of each chain: a fixed number of them, however long
+    the run.
+    """
 
     sums: Float[Array, "batches F C"]
     lengths: Int[Array, "batches"]
@@ -69,9 +75,13 @@ class Batches(eqx.Module):
     @staticmethod
     def zeros(num_blocks: int, value: Float[Array, "F C"]) -> Batches:
         num_batches = min(_BATCHES, num_blocks)
-        return Batches(jnp.zeros((num_batches, *value.shape), value.dtype), jnp.zeros(num_batches, int))
+        return Batches(
+            jnp.zeros((num_batches, *value.shape), value.dtype), jnp.zeros(num_batches, int)
+        )
 
-    def plus(self, block, num_blocks: int, sums: Float[Array, "F C"], length: Int[Array, ""]) -> Batches:
+    def plus(
+        self, block, num_blocks: int, sums: Float[Array, "F C"], length: Int[Array, ""]
+    ) -> Batches:
         # In floats: block · batches may pass 2³¹.
         share = jnp.floor((block + 0.5) * (self.lengths.size / num_blocks)).astype(int)
         return Batches(self.sums.at[share].add(sums), self.lengths.at[share].add(length))

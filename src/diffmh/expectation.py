@@ -1,4 +1,6 @@
-"""expectation: an expectation under Metropolis–Hastings as an ordinary, differentiable JAX function."""
+"""expectation: an expectation under Metropolis–Hastings as an ordinary, differentiable JAX
+function.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,23 @@ from .simulation import Simulation, run
 
 
 class Differentiable(ABC):
-    """A function `(theta, key, *args)` of expectations that `jax.grad` differentiates, and that reports its own error."""
+    """A function `(theta, key, *args)` of expectations that `jax.grad` differentiates, and that
+    reports its own error.
+    """
 
     num_chains: int
 
     def __call__(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
-        """The value, averaged over chains. `jit`, `grad`, `jvp`, `vmap` and their nestings apply."""
+        """The value, averaged over chains. `jit`, `grad`, `jvp`, `vmap` and their nestings
+        apply.
+        """
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.per_chain(theta, key, *args))
 
     @abstractmethod
     def per_chain(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
-        """The value of each chain along a leading axis, differentiable like the value, which is their mean."""
+        """The value of each chain along a leading axis, differentiable like the value, which is
+        their mean.
+        """
 
     @abstractmethod
     def run_chains(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> RunChains:
@@ -40,18 +48,27 @@ class Differentiable(ABC):
     def run(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Report:
         """Value and gradient, each with its standard error over the chains, and diagnostics.
 
-        Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the numbers.
+        Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the
+        numbers.
         """
         if self.num_chains < 2:
-            raise ValueError("`.run` takes its errors from the chains and needs `num_chains` of at least 2, got 1.")
+            raise ValueError(
+                "`.run` takes its errors from the chains and needs `num_chains` of at least 2, got"
+                " 1."
+            )
         chains = self.run_chains(theta, key, *args)
         if not _validate.concrete(chains):
-            raise TypeError("`.run` makes a report for people and cannot be traced: call the expectation itself instead.")
+            raise TypeError(
+                "`.run` makes a report for people and cannot be traced: call the expectation itself"
+                " instead."
+            )
         return report(chains)
 
 
 class Expectation(Differentiable):
-    """`m(θ) = E[(1/N) Σ f(θ, x_t)]` over the chain's steps `B < t ≤ B + N`; made by `diffmh.expectation`."""
+    """`m(θ) = E[(1/N) Σ f(θ, x_t)]` over the chain's steps `B < t ≤ B + N`; made by
+    `diffmh.expectation`.
+    """
 
     def __init__(self, simulation: Simulation):
         self.simulation = simulation
@@ -77,13 +94,23 @@ class Expectation(Differentiable):
         return RunChains(form.unflatten, theta, outcome.observed.value, jacobian, (outcome,))
 
     def _admit(self, theta, key, args):
-        """Refuses what cannot be run, once for each form of the arguments, and what can be seen of their values each time."""
+        """Refuses what cannot be run, once for each form of the arguments, and what can be seen
+        of their values each time.
+        """
         theta, key = _validate.theta(theta), _validate.typed_key(key)
         theta = _trees.strong(theta)
-        args = jax.tree.map(lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf, args)
+        args = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf, args
+        )
         dynamic, static = eqx.partition((theta, args), eqx.is_array)
         described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), dynamic)
-        signature = (jax.tree.structure(dynamic), str(described), jax.tree.structure(static), str(static), key.dtype)
+        signature = (
+            jax.tree.structure(dynamic),
+            str(described),
+            jax.tree.structure(static),
+            str(static),
+            key.dtype,
+        )
         admission = self._admitted.get(signature)
         if admission is None:
             admission = _admission.admit(self.simulation, theta, key, args)
@@ -91,7 +118,9 @@ class Expectation(Differentiable):
                 self._admitted[signature] = admission
         if not admission.closes_over_tracers:
             _admission.check_start(self.simulation, theta, key, args)
-        simulation = dataclasses.replace(self.simulation, f_depends_on_theta=admission.f_depends_on_theta)
+        simulation = dataclasses.replace(
+            self.simulation, f_depends_on_theta=admission.f_depends_on_theta
+        )
         return simulation, admission, theta, key, args
 
 
@@ -106,10 +135,11 @@ def expectation(
     lag: int = 0,
     estimator: Estimator | None = None,
 ) -> Expectation:
-    """The expectation of `f` under a kernel's chain, as a function `(theta, key, *args)` that JAX differentiates without bias.
+    """The expectation of `f` under a kernel's chain, as a function `(theta, key, *args)` that JAX
+    differentiates without bias.
 
-    `m(θ) = E[(1/N) Σ_{t=B+1}^{B+N} f(θ, x_t)]` with `N = num_samples`, `B = burn_in`, `x_0 = init` never counted. The derivative
-    is that of this finite chain, burn-in included.
+    `m(θ) = E[(1/N) Σ_{t=B+1}^{B+N} f(θ, x_t)]` with `N = num_samples`, `B = burn_in`, `x_0 = init`
+    never counted. The derivative is that of this finite chain, burn-in included.
 
     **Arguments**
 
@@ -120,12 +150,14 @@ def expectation(
     - `num_chains`: independent chains, which give the error.
     - `estimator`: `StochasticDerivative()` if left out; `Score()`; `Covariance()`.
 
-    **Returns** an `Expectation`: call it with `(theta, key, *args)` for the value, differentiate that call with any of JAX's
-    transformations, or call `.run` for value and gradient with their errors. `theta` is any pytree of floats, `key` a typed key,
-    `args` data that is passed through and never differentiated.
+    **Returns** an `Expectation`: call it with `(theta, key, *args)` for the value, differentiate
+    that call with any of JAX's transformations, or call `.run` for value and gradient with their
+    errors. `theta` is any pytree of floats, `key` a typed key, `args` data that is passed through
+    and never differentiated.
 
-    **Refused**: second derivatives; derivatives with respect to `args`, `init` or anything that `f` and the kernel close over;
-    parameters on which nothing depends; half precision; and values that are not finite at the start.
+    **Refused**: second derivatives; derivatives with respect to `args`, `init` or anything that `f`
+    and the kernel close over; parameters on which nothing depends; half precision; and values that
+    are not finite at the start.
 
     >>> import jax, diffmh
     >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
@@ -164,4 +196,6 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 @eqx.filter_jit
 def _diagnosed(simulation: Simulation, theta, key, args):
     outcome = run(simulation, theta, key, args, diagnose=True)
-    return outcome, simulation.estimator.derivative(outcome.observed.estimator, outcome.observed.value)
+    return outcome, simulation.estimator.derivative(
+        outcome.observed.estimator, outcome.observed.value
+    )

@@ -24,15 +24,19 @@ class Noise(eqx.Module):
 
 
 class MetropolisHastings(AcceptReject):
-    """Metropolis–Hastings: propose `x' ~ q(· | x)`, accept it with probability `α = min(1, g(x')q(x|x') / (g(x)q(x'|x)))`.
+    """Metropolis–Hastings: propose `x' ~ q(· | x)`, accept it with probability `α = min(1,
+    g(x')q(x|x') / (g(x)q(x'|x)))`.
 
     **Arguments**
 
-    - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, unnormalised; `-inf` outside the support.
+    - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, unnormalised; `-inf` outside the
+      support.
     - `proposal`: a `Proposal`.
-    - `coupling`: how an alternative proposes beside the primal; `None` takes the best for the proposal.
+    - `coupling`: how an alternative proposes beside the primal; `None` takes the best for the
+      proposal.
 
-    The state `x` is any pytree of boolean, integer or float arrays. Evaluates the density once per proposal.
+    The state `x` is any pytree of boolean, integer or float arrays. Evaluates the density once per
+    proposal.
 
     Refused: a coupling that makes no sense for the proposal.
 
@@ -56,7 +60,9 @@ class MetropolisHastings(AcceptReject):
         cached: bool = True,
     ):
         where = "MetropolisHastings(log_density, proposal, coupling)"
-        self.density = _validate.function(log_density, where, "log_density", "log_density(theta, x, *args) -> scalar")
+        self.density = _validate.function(
+            log_density, where, "log_density", "log_density(theta, x, *args) -> scalar"
+        )
         self.proposal = _validate.instance(proposal, Proposal, where, "proposal")
         chosen = couplings.best_coupling(proposal) if coupling is None else coupling
         self.coupling = _validate.instance(chosen, Coupling, where, "coupling")
@@ -87,7 +93,9 @@ class MetropolisHastings(AcceptReject):
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
         x, x_new, y = step.before.x, step.proposed.x, alternative.x
-        y_new = couplings.couple(self.coupling, self.proposal, x, x_new, y, noise.proposal, coupling_noise)
+        y_new = couplings.couple(
+            self.coupling, self.proposal, x, x_new, y, noise.proposal, coupling_noise
+        )
         proposed, log_ratio = self._log_ratio(parameters, alternative, y_new)
         return _trees.select(accept(noise.uniform, log_ratio.value), proposed, alternative)
 
@@ -107,6 +115,9 @@ class MetropolisHastings(AcceptReject):
         there = parameters.evaluate(self.density, x_new)
         log_ratio = there - here
         if not self.proposal.symmetric:
-            backward, forward = self.proposal.log_prob(x_new, state.x), self.proposal.log_prob(state.x, x_new)
+            backward, forward = (
+                self.proposal.log_prob(x_new, state.x),
+                self.proposal.log_prob(state.x, x_new),
+            )
             log_ratio = log_ratio.shifted(parameters.settle(backward - forward))
         return State(x_new, there if self.cached else None), log_ratio

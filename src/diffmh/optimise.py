@@ -20,9 +20,10 @@ class Ascent(eqx.Module):
     """The iterates of an optimisation; every array has the n iterations as its leading axis.
 
     - `theta`: the parameters at which each iteration took its gradient, a pytree like theta.
-    - `value`, `gradient`: the objective's, and `value_error`, `gradient_error`: their standard errors over the chains (NaN
-      for an objective that has no chains).
-    - `last`: the parameters after the last step. `average`: the mean of the iterates of the tail (Polyak and Ruppert).
+    - `value`, `gradient`: the objective's, and `value_error`, `gradient_error`: their standard
+      errors over the chains (NaN for an objective that has no chains).
+    - `last`: the parameters after the last step. `average`: the mean of the iterates of the tail
+      (Polyak and Ruppert).
     """
 
     theta: PyTree
@@ -53,21 +54,23 @@ def optimise(
     progress: bool | None = None,
     name: str = "optimise",
 ) -> Ascent:
-    """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new key for each.
+    """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new
+    key for each.
 
     **Arguments**
 
-    - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; or any function of
-      `(theta, key, *args)` that JAX differentiates.
+    - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; or
+      any function of `(theta, key, *args)` that JAX differentiates.
     - `optimizer`: an `optax.GradientTransformation`.
     - `maximise`: climb rather than descend.
-    - `average_from`: the share of the iterations that the average leaves out. The gradients are random, so single iterates
-      scatter about the optimum; their average scatters far less.
+    - `average_from`: the share of the iterations that the average leaves out. The gradients are
+      random, so single iterates scatter about the optimum; their average scatters far less.
     - `progress`: a bar on stderr; by default where stderr is a terminal.
 
     The step of iteration i is reproducible: its key is `jax.random.fold_in(key, i)`.
 
-    Raises `FloatingPointError` where the objective or its gradient is not finite, naming the iteration and where it was.
+    Raises `FloatingPointError` where the objective or its gradient is not finite, naming the
+    iteration and where it was.
 
     >>> import jax, optax, diffmh
     >>> from diffmh.models import mixture
@@ -77,18 +80,27 @@ def optimise(
     >>> path.value.shape, abs(float(path.average) - 1.0) < 0.5
     ((30,), True)
     """
-    _validate.function(objective, "optimise(objective, ...)", "objective", "objective(theta, key, *args)")
+    _validate.function(
+        objective, "optimise(objective, ...)", "objective", "objective(theta, key, *args)"
+    )
     num_iterations = _validate.count(num_iterations, "optimise(num_iterations=...)")
     if not 0 <= average_from < 1:
-        raise ValueError(f"`optimise(average_from=...)` must be at least 0 and below 1, got {average_from}.")
+        raise ValueError(
+            f"`optimise(average_from=...)` must be at least 0 and below 1, got {average_from}."
+        )
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     state = optimizer.init(theta)
     iterates: list[tuple[PyTree, _Evaluation]] = []
     for i in _bar(num_iterations, progress, name):
-        found, new_theta, state = _step(objective, optimizer, maximise, theta, state, jax.random.fold_in(key, i), args)
-        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))):
+        found, new_theta, state = _step(
+            objective, optimizer, maximise, theta, state, jax.random.fold_in(key, i), args
+        )
+        if not all(
+            np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))
+        ):
             raise FloatingPointError(
-                f"`optimise`: at iteration {i}, theta = {theta}, the objective is {found.value} with gradient"
+                f"`optimise`: at iteration {i}, theta = {theta}, the objective is {found.value}"
+                " with gradient"
                 f" {found.gradient}: there is no direction to go."
             )
         iterates.append((theta, found))
@@ -113,7 +125,11 @@ def _step(objective, optimizer, maximise: bool, theta, state, key, args):
     found = evaluate(objective, theta, key, args)
     downhill = jax.tree.map(jnp.negative, found.gradient) if maximise else found.gradient
     updates, state = optimizer.update(downhill, state, theta)
-    return found, jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), theta, updates), state
+    return (
+        found,
+        jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), theta, updates),
+        state,
+    )
 
 
 def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:
@@ -124,7 +140,9 @@ def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:
     gradients = jax.vmap(lambda chain: pull(chain)[0])(jnp.eye(num_chains, dtype=values.dtype))
     mean = lambda leaf: jnp.mean(leaf, axis=0)
     error = lambda leaf: jnp.std(leaf, axis=0, ddof=1) / num_chains**0.5
-    return _Evaluation(mean(values), error(values), jax.tree.map(mean, gradients), jax.tree.map(error, gradients))
+    return _Evaluation(
+        mean(values), error(values), jax.tree.map(mean, gradients), jax.tree.map(error, gradients)
+    )
 
 
 def _plain(objective, theta, key, args) -> _Evaluation:
@@ -138,7 +156,10 @@ def _plain(objective, theta, key, args) -> _Evaluation:
 def _refuse_unless_scalar(value):
     if getattr(value, "shape", None) != ():
         form = jax.tree.map(lambda leaf: leaf.shape, value)
-        raise ValueError(f"`optimise(objective, ...)` needs an objective with one number as its value, got shape {form}.")
+        raise ValueError(
+            "`optimise(objective, ...)` needs an objective with one number as its value, got shape"
+            f" {form}."
+        )
 
 
 def _bar(num_iterations: int, progress: bool | None, name: str):

@@ -17,15 +17,19 @@ from . import _rounding
 class Dual(eqx.Module):
     """A value and its derivative with respect to the `P` flattened parameters.
 
-    `gradient` has shape `(P, *value.shape)`, or is `None` where no derivative is wanted. A `Dual` is a pytree, so a
-    state that remembers one is selected, copied and compared like any other.
+    `gradient` has shape `(P, *value.shape)`, or is `None` where no derivative is wanted. A `Dual`
+    is a pytree, so a state that remembers one is selected, copied and compared like any other.
     """
 
     value: Inexact[Array, "..."]
     gradient: Float[Array, "P ..."] | None
 
     def __sub__(self, other: Dual) -> Dual:
-        gradient = None if self.gradient is None or other.gradient is None else self.gradient - other.gradient
+        gradient = (
+            None
+            if self.gradient is None or other.gradient is None
+            else self.gradient - other.gradient
+        )
         return Dual(self.value - other.value, gradient)
 
     def shifted(self, amount: Array) -> Dual:
@@ -36,7 +40,9 @@ class Dual(eqx.Module):
 def without_gradients(tree: PyTree) -> PyTree:
     """Drops the derivatives that a state remembers: an alternative needs only values."""
     is_dual = lambda node: isinstance(node, Dual)
-    return jax.tree.map(lambda node: Dual(node.value, None) if is_dual(node) else node, tree, is_leaf=is_dual)
+    return jax.tree.map(
+        lambda node: Dual(node.value, None) if is_dual(node) else node, tree, is_leaf=is_dual
+    )
 
 
 class Parameters(eqx.Module):
@@ -60,11 +66,15 @@ class Parameters(eqx.Module):
         return Parameters(self.theta, self.args, self.never, False)
 
     def settle(self, tree: PyTree) -> PyTree:
-        """`tree`, rounded here and now: what decides the primal's path is settled, so that it is bit-identical in every program."""
+        """`tree`, rounded here and now: what decides the primal's path is settled, so that it is
+        bit-identical in every program.
+        """
         return _rounding.settle(tree, self.never[0])
 
     def apart(self, tree: PyTree) -> PyTree:
-        """`tree` again, for computations that are to share no intermediate result with those from `tree` itself."""
+        """`tree` again, for computations that are to share no intermediate result with those
+        from `tree` itself.
+        """
         return _rounding.settle(tree, self.never[1])
 
     def whole(self, tree: PyTree) -> PyTree:
@@ -74,14 +84,16 @@ class Parameters(eqx.Module):
     def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
         """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.
 
-        The derivative is computed apart from the value, whose instructions are then the same whether or not anybody asks for a
-        derivative.
+        The derivative is computed apart from the value, whose instructions are then the same
+        whether or not anybody asks for a derivative.
         """
         value = self.settle(function(self.theta, *operands, *self.args))
         if not self.differentiate:
             return Dual(value, None)
         operands = self.apart(operands)
-        return Dual(value, jacobian(lambda theta: function(theta, *operands, *self.args), self.theta))
+        return Dual(
+            value, jacobian(lambda theta: function(theta, *operands, *self.args), self.theta)
+        )
 
 
 def jacobian(function: Callable[[PyTree], Array], theta: PyTree) -> Float[Array, "P ..."]:

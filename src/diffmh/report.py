@@ -28,14 +28,17 @@ class RunChains(eqx.Module):
 class Report(eqx.Module):
     """What `.run` returns. Print it.
 
-    `value` and `value_error` have f's structure; `gradient` and `gradient_error` have at each of its leaves a pytree like
-    `theta`, with shape `(*leaf of f, *leaf of theta)`, as `jax.jacobian` does. Errors are standard errors over the chains.
+    `value` and `value_error` have f's structure; `gradient` and `gradient_error` have at each of
+    its leaves a pytree like `theta`, with shape `(*leaf of f, *leaf of theta)`, as `jax.jacobian`
+    does. Errors are standard errors over the chains.
 
     - `acceptance_rate`: accepted decisions.
-    - `recoupling_time`: mean number of steps for which an alternative lives before it meets the primal.
+    - `recoupling_time`: mean number of steps for which an alternative lives before it meets the
+      primal.
     - `alive_fraction`: how much of the time a slot holds a living alternative.
     - `max_weight`: the largest weight that an alternative had.
-    - `effective_samples`: how many independent samples would give f's value the same error; like `value`.
+    - `effective_samples`: how many independent samples would give f's value the same error; like
+      `value`.
     - `nan_proposals`: proposals whose log density was NaN; they are never accepted.
     - `warnings`: what looks wrong, and what to do about it.
 
@@ -75,8 +78,14 @@ def report(chains: RunChains) -> Report:
     findings = [_find(outcome) for outcome in chains.outcomes]
     effective = [finding.effective_samples for finding in findings]
     # A composed value has no samples of its own: it is as good as the worst expectation behind it.
-    shared = effective[0] if len(effective) == 1 and effective[0].shape == value.shape else np.nanmin(np.concatenate(effective))
-    like_value = lambda flat: jax.tree.map(lambda leaf: leaf[0], chains.unflatten(jnp.asarray(flat)[:, None]))
+    shared = (
+        effective[0]
+        if len(effective) == 1 and effective[0].shape == value.shape
+        else np.nanmin(np.concatenate(effective))
+    )
+    like_value = lambda flat: jax.tree.map(
+        lambda leaf: leaf[0], chains.unflatten(jnp.asarray(flat)[:, None])
+    )
     return Report(
         value=like_value(value),
         value_error=like_value(value_error),
@@ -88,7 +97,9 @@ def report(chains: RunChains) -> Report:
         max_weight=_largest(finding.max_weight for finding in findings),
         effective_samples=like_value(np.broadcast_to(shared, value.shape)),
         nan_proposals=sum(finding.nan_proposals for finding in findings),
-        warnings=tuple(dict.fromkeys(warning for finding in findings for warning in finding.warnings())),
+        warnings=tuple(
+            dict.fromkeys(warning for finding in findings for warning in finding.warnings())
+        ),
     )
 
 
@@ -115,28 +126,36 @@ class _Finding(eqx.Module):
         found = []
         if self.nan_proposals:
             found.append(
-                f"the log density was NaN at {self.nan_proposals:,} proposals, which were rejected: let `log_density` return -inf"
+                f"the log density was NaN at {self.nan_proposals:,} proposals, which were rejected:"
+                " let `log_density` return -inf"
                 " outside the support."
             )
         if self.least_acceptance < 0.005:
             found.append(
-                f"a chain is stuck: it accepted {self.least_acceptance:.2%} of its proposals. Propose smaller steps, or start"
+                f"a chain is stuck: it accepted {self.least_acceptance:.2%} of its proposals."
+                " Propose smaller steps, or start"
                 " nearer to where the density lies."
             )
         if self.alive_fraction > 0.5 and self.recoupling_time > 0.1 * self.num_samples:
             found.append(
-                "alternatives hardly ever recouple with the primal: the gradient is unbiased but its variance grows with the length"
-                " of the chain. Choose a coupling under which chains meet (`Maximal()`, `MaximalReflection()`), or a better"
+                "alternatives hardly ever recouple with the primal: the gradient is unbiased but"
+                " its variance grows with the length"
+                " of the chain. Choose a coupling under which chains meet (`Maximal()`,"
+                " `MaximalReflection()`), or a better"
                 " proposal."
             )
         if self.weight_share > 0.2 and self.num_samples >= 100:
             found.append(
-                f"one alternative carried {self.weight_share:.0%} of all the weight born in its chain: the gradient rests on"
-                " few alternatives, and its error may be underestimated. Use weights='two-sided', more alternatives, or a coupling"
+                f"one alternative carried {self.weight_share:.0%} of all the weight born in its"
+                " chain: the gradient rests on"
+                " few alternatives, and its error may be underestimated. Use weights='two-sided',"
+                " more alternatives, or a coupling"
                 " under which chains meet sooner."
             )
         if np.nanmin(np.append(self.effective_samples, np.inf)) < 5 * self.num_chains:
-            found.append("there are fewer than 5 effective samples per chain: run longer, or propose better.")
+            found.append(
+                "there are fewer than 5 effective samples per chain: run longer, or propose better."
+            )
         return found
 
 
@@ -150,8 +169,11 @@ def _find(outcome: Outcome) -> _Finding:
     return _Finding(
         acceptance_rate=float(rates.mean()),
         least_acceptance=float(rates.min()),
-        # Time at risk over events: the right mean also when other alternatives were pruned before they met the primal.
-        recoupling_time=(float(alive / recoupled) if recoupled else math.inf) if has_slots else math.nan,
+        # Time at risk over events: the right mean also when other alternatives were pruned before
+        # they met the primal.
+        recoupling_time=(float(alive / recoupled) if recoupled else math.inf)
+        if has_slots
+        else math.nan,
         alive_fraction=float(alive / counts.slot_steps.sum()) if has_slots else math.nan,
         max_weight=float(counts.max_weight.max()) if has_slots else math.nan,
         weight_share=float(share),
@@ -163,22 +185,33 @@ def _find(outcome: Outcome) -> _Finding:
 
 
 def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
-    """`C N σ² / (L s²)`, with σ² the variance of f over all samples and s² that of its means over batches of length L.
+    """`C N σ² / (L s²)`, with σ² the variance of f over all samples and s² that of its means over
+    batches of length L.
 
-    Where batches are too short to be independent the chains' own means tell: C σ² over their variance, if that is less than half.
+    Where batches are too short to be independent the chains' own means tell: C σ² over their
+    variance, if that is less than half.
     """
     assert outcome.batches is not None, "the run was not diagnosed"
     lengths = np.asarray(outcome.batches.lengths, float)
-    sums, lengths = np.asarray(outcome.batches.sums, float)[lengths > 0], lengths[lengths > 0][:, None, None]
+    sums, lengths = (
+        np.asarray(outcome.batches.sums, float)[lengths > 0],
+        lengths[lengths > 0][:, None, None],
+    )
     means, origin = np.asarray(outcome.observed.value, float), np.asarray(outcome.origin, float)
     about = means.mean(axis=-1, keepdims=True)
     within = np.asarray(outcome.observed.square, float) - (means - origin) ** 2
     variance = np.mean(within + (means - about) ** 2, axis=-1)
-    batch_variance = np.sum(lengths * (sums / lengths - about) ** 2, axis=(0, 2)) / max(1, sums[:, 0].size - 1)
+    batch_variance = np.sum(lengths * (sums / lengths - about) ** 2, axis=(0, 2)) / max(
+        1, sums[:, 0].size - 1
+    )
     chain_variance = lengths.sum() * means.var(axis=-1, ddof=1)
     longest = np.where(chain_variance > 2 * batch_variance, chain_variance, batch_variance)
     positive = (variance > 0) & (longest > 0)
-    return np.where(positive, lengths.sum() * means.shape[-1] * variance / np.where(positive, longest, 1.0), np.nan)
+    return np.where(
+        positive,
+        lengths.sum() * means.shape[-1] * variance / np.where(positive, longest, 1.0),
+        np.nan,
+    )
 
 
 def mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:
@@ -186,8 +219,14 @@ def mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.nda
     return values.mean(axis=-1), values.std(axis=-1, ddof=1) / math.sqrt(values.shape[-1])
 
 
-def gradient_tree(unflatten: Callable[[Float[Array, "F P"]], PyTree], theta: PyTree, flat: Float[np.ndarray, "P F"]) -> PyTree:
-    """A flat Jacobian as f's tree of theta's trees; `unflatten` puts f's flat values, with a further axis, into f's form."""
+def gradient_tree(
+    unflatten: Callable[[Float[Array, "F P"]], PyTree],
+    theta: PyTree,
+    flat: Float[np.ndarray, "P F"],
+) -> PyTree:
+    """A flat Jacobian as f's tree of theta's trees; `unflatten` puts f's flat values, with a
+    further axis, into f's form.
+    """
     _, unravel = ravel_pytree(theta)
 
     def like_theta(leaf):
@@ -217,7 +256,10 @@ def _leaf_with_errors(value, error) -> str:
     values, errors = np.asarray(value), np.asarray(error)
     if values.ndim == 0:
         return number_with_error(float(values), float(errors))
-    shown = [number_with_error(float(v), float(e)) for v, e in zip(values.ravel()[:12], errors.ravel()[:12], strict=True)]
+    shown = [
+        number_with_error(float(v), float(e))
+        for v, e in zip(values.ravel()[:12], errors.ravel()[:12], strict=True)
+    ]
     rest = f", … {values.size} in all" if values.size > 12 else ""
     return "[" + ", ".join(shown) + rest + "]"
 

@@ -1,10 +1,11 @@
 """The time loop: many chains, many steps, nothing of the path kept.
 
-Steps are taken in blocks. The randomness of a block is drawn at once, which is several times faster than step by step; sums
-are plain within a block and compensated between blocks. Chains are the last axis of every array.
+Steps are taken in blocks. The randomness of a block is drawn at once, which is several times faster
+than step by step; sums are plain within a block and compensated between blocks. Chains are the last
+axis of every array.
 
-The primal's randomness comes from keys of its own. It is the same whatever the estimator, the coupling and the number of
-alternatives; nor does a chain's depend on how many others there are.
+The primal's randomness comes from keys of its own. It is the same whatever the estimator, the
+coupling and the number of alternatives; nor does a chain's depend on how many others there are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .parameters import Dual, Parameters
 # Random words per chain that a block may hold, and the steps that it may have.
 _BLOCK_WORDS, _BLOCK_STEPS = 4096, 128
 
-# A state of more elements than this is kept whole between steps; a smaller one may be fused into whatever uses it.
+# A state of more elements than this is kept whole between steps; a smaller one may be fused into
+# whatever uses it.
 _SMALL = 32
 
 
@@ -63,7 +65,9 @@ class Simulation(eqx.Module):
         return jax.vmap(jax.random.split)(jax.random.split(key, self.num_chains))
 
     def observable(self, parameters: Parameters, x: PyTree) -> Dual:
-        """`f(θ, x)` flattened to shape (F,), with `∂f/∂θ` if it depends on θ and a derivative is wanted."""
+        """`f(θ, x)` flattened to shape (F,), with `∂f/∂θ` if it depends on θ and a derivative is
+        wanted.
+        """
         parameters = parameters if self.f_depends_on_theta else parameters.value_only()
         return parameters.evaluate(lambda theta, x, *args: flatten(self.f(theta, x, *args)), x)
 
@@ -82,7 +86,9 @@ class Chain(eqx.Module):
 
 
 class Observed(eqx.Module):
-    """What is averaged over the samples: f, what the estimator asks for, and (for `.run`) f² about f's value at the start."""
+    """What is averaged over the samples: f, what the estimator asks for, and (for `.run`) f²
+    about f's value at the start.
+    """
 
     value: Float[Array, "F *C"]
     estimator: PyTree
@@ -90,7 +96,9 @@ class Observed(eqx.Module):
 
 
 class Outcome(eqx.Module):
-    """The averages over each chain's samples, chains last, and what was counted on the way, if it was."""
+    """The averages over each chain's samples, chains last, and what was counted on the way, if
+    it was.
+    """
 
     observed: Observed
     origin: Float[Array, "F C"] | None
@@ -99,7 +107,9 @@ class Outcome(eqx.Module):
 
 
 class Loop(eqx.Module):
-    """A simulation at given parameters and key: its start, the randomness of its blocks, and its step."""
+    """A simulation at given parameters and key: its start, the randomness of its blocks, and its
+    step.
+    """
 
     simulation: Simulation
     theta: PyTree
@@ -115,8 +125,12 @@ class Loop(eqx.Module):
 
     @property
     def block_steps(self) -> int:
-        """How many steps' randomness is drawn at once. Depends on one chain's primal alone, not on the estimator."""
-        draw = lambda key: self.simulation.kernel.draw(lambda step, key: step.noise(key, self.one, 1), key)
+        """How many steps' randomness is drawn at once. Depends on one chain's primal alone, not
+        on the estimator.
+        """
+        draw = lambda key: self.simulation.kernel.draw(
+            lambda step, key: step.noise(key, self.one, 1), key
+        )
         words = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(draw, self.key)))
         num_steps = self.simulation.burn_in + self.simulation.num_samples
         return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words), num_steps))
@@ -125,7 +139,9 @@ class Loop(eqx.Module):
         return Parameters(self.theta, self.args, _rounding.never(key, (2,)), self.differentiate)
 
     def start(self) -> tuple[Chain, Bool[Array, "C"]]:
-        """All chains at their start, and which of them may be run: those whose log density is finite."""
+        """All chains at their start, and which of them may be run: those whose log density is
+        finite.
+        """
         kernel, estimator = self.simulation.kernel, self.simulation.estimator
         parameters = self.parameters(self.key)
         for_steps = parameters if estimator.differentiates_steps else parameters.value_only()
@@ -133,7 +149,9 @@ class Loop(eqx.Module):
         def one(x):
             state = kernel.start(for_steps, x)
             log_density = kernel.steps()[0].log_density(self.theta, x, *self.args)
-            return Chain(state, estimator.start(parameters, kernel, state)), jnp.isfinite(log_density)
+            return Chain(state, estimator.start(parameters, kernel, state)), jnp.isfinite(
+                log_density
+            )
 
         return over_chains(one)(self.simulation.starts(self.key))
 
@@ -143,14 +161,20 @@ class Loop(eqx.Module):
 
         def both(step: AcceptReject, key):
             key_primal, key_own = jax.random.split(key)
-            return step.noise(key_primal, self.one, num_steps), estimator.draw(step, key_own, self.one, num_steps)
+            return step.noise(key_primal, self.one, num_steps), estimator.draw(
+                step, key_own, self.one, num_steps
+            )
 
         keys = self.simulation.chain_keys(self.key)[:, 1]
         draw = lambda key: self.simulation.kernel.draw(both, jax.random.fold_in(key, block))
         return self.parameters(jax.random.fold_in(self.key, block)), over_chains(draw)(keys)
 
-    def step(self, parameters: Parameters, chain: Chain, noise: PyTree, record: PyTree = None, note=None):
-        """One step of one chain, through every inner step of the kernel; `note` adds each to `record`."""
+    def step(
+        self, parameters: Parameters, chain: Chain, noise: PyTree, record: PyTree = None, note=None
+    ):
+        """One step of one chain, through every inner step of the kernel; `note` adds each to
+        `record`.
+        """
         estimator = self.simulation.estimator
         for_steps = parameters if estimator.differentiates_steps else parameters.value_only()
 
@@ -164,12 +188,23 @@ class Loop(eqx.Module):
 
         return self.simulation.kernel.fold(inner, (chain, record), noise)
 
-    def observe(self, parameters: Parameters, chain: Chain, origin: Float[Array, "F"] | None) -> Observed:
-        """What one chain adds to the averages where it is now; the square about `origin`, if there is one."""
+    def observe(
+        self, parameters: Parameters, chain: Chain, origin: Float[Array, "F"] | None
+    ) -> Observed:
+        """What one chain adds to the averages where it is now; the square about `origin`, if
+        there is one.
+        """
         simulation, x = self.simulation, parameters.settle(chain.state.x)
         value = simulation.observable(parameters.value_only(), x).value
         again = simulation.observable(parameters, parameters.apart(x))
-        args = (parameters, simulation.kernel, simulation.observable, again, chain.state, chain.memory)
+        args = (
+            parameters,
+            simulation.kernel,
+            simulation.observable,
+            again,
+            chain.state,
+            chain.memory,
+        )
         square = None if origin is None else (again.value - origin) ** 2
         return Observed(value, simulation.estimator.observe(*args), square)
 
@@ -192,9 +227,13 @@ def run(
     at_start = loop.parameters(key)
     origin = None
     if diagnose:
-        origin = over_chains(lambda x: simulation.observable(at_start.value_only(), x).value)(chains.state.x)
+        origin = over_chains(lambda x: simulation.observable(at_start.value_only(), x).value)(
+            chains.state.x
+        )
     observe = over_chains(lambda chain, origin: loop.observe(at_start, chain, origin))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(observe, chains, origin))
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(observe, chains, origin)
+    )
     num_steps, block_steps = simulation.burn_in + simulation.num_samples, loop.block_steps
     num_blocks = -(-num_steps // block_steps)
 
@@ -204,11 +243,15 @@ def run(
         begin = index * block_steps
 
         def one(chain, counts, noise, origin, counted):
-            chain, counts = loop.step(parameters, chain, noise, counts, Counts.note if diagnose else None)
+            chain, counts = loop.step(
+                parameters, chain, noise, counts, Counts.note if diagnose else None
+            )
             if sum(leaf.size for leaf in jax.tree.leaves(chain.state.x)) > _SMALL:
                 chain = parameters.whole(chain)
             observed = loop.observe(parameters, chain, origin)
-            observed = jax.tree.map(lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed)
+            observed = jax.tree.map(
+                lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed
+            )
             counts = counts.after(chain.memory) if diagnose else None
             return chain, counts, observed
 
@@ -216,12 +259,16 @@ def run(
             chains, counts, sums = carry
             now = jax.tree.map(lambda leaf: leaf[i], noise)
             counted = begin + i >= simulation.burn_in
-            advance = over_chains(lambda chain, counts, noise, origin: one(chain, counts, noise, origin, counted))
+            advance = over_chains(
+                lambda chain, counts, noise, origin: one(chain, counts, noise, origin, counted)
+            )
             chains, counts, observed = advance(chains, counts, now, origin)
             return chains, counts, _trees.add(sums, observed)
 
         end = jnp.minimum(begin + block_steps, num_steps)
-        chains, counts, block_sums = jax.lax.fori_loop(0, end - begin, step, (chains, counts, zeros))
+        chains, counts, block_sums = jax.lax.fori_loop(
+            0, end - begin, step, (chains, counts, zeros)
+        )
         if diagnose:
             sampled = jnp.clip(end - simulation.burn_in, 0, end - begin)
             batches = batches.plus(index, num_blocks, block_sums.value, sampled)

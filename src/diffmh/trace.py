@@ -18,13 +18,17 @@ from .simulation import Chain, Loop, Simulation
 
 
 class Trace(eqx.Module):
-    """A chain's path `x_1, ..., x_n` and its alternatives' after each step; every array has `n` as its leading axis.
+    """A chain's path `x_1, ..., x_n` and its alternatives' after each step; every array has `n` as
+    its leading axis.
 
     - `primal`: the states `x_t`.
-    - `alternative`: the states `y_t`, with the K slots as second axis; of meaning only where `alive`.
+    - `alternative`: the states `y_t`, with the K slots as second axis; of meaning only where
+      `alive`.
     - `weight`: the alternatives' weights, a pytree like `theta` with axes `(n, K, *leaf)`.
-    - `accepted`: the share of the step's decisions that was accepted (0 or 1 for a kernel that makes one).
-    - `alive`, `born`, `recoupled`: by step and slot: an alternative is there; it is a new one; one met the primal.
+    - `accepted`: the share of the step's decisions that was accepted (0 or 1 for a kernel that
+      makes one).
+    - `alive`, `born`, `recoupled`: by step and slot: an alternative is there; it is a new one; one
+      met the primal.
     """
 
     init: PyTree
@@ -63,9 +67,11 @@ def trace(
     num_steps: int,
     estimator: StochasticDerivative | None = None,
 ) -> Trace:
-    """Follows one chain for `num_steps` steps and keeps everything: the path, the alternatives, their weights, births, recouplings.
+    """Follows one chain for `num_steps` steps and keeps everything: the path, the alternatives,
+    their weights, births, recouplings.
 
-    It is the first of the chains that an `expectation` with the same kernel, key and `init` averages over.
+    It is the first of the chains that an `expectation` with the same kernel, key and `init`
+    averages over.
 
     >>> import jax, diffmh
     >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
@@ -96,7 +102,12 @@ def _follow(simulation: Simulation, theta, key, args) -> Trace:
     _, unravel = ravel_pytree(theta)
     assert isinstance(simulation.estimator, StochasticDerivative)
     num_slots = simulation.estimator.alternatives
-    quiet = _Record(jnp.zeros((), int), jnp.zeros((), int), jnp.zeros(num_slots, bool), jnp.zeros(num_slots, bool))
+    quiet = _Record(
+        jnp.zeros((), int),
+        jnp.zeros((), int),
+        jnp.zeros(num_slots, bool),
+        jnp.zeros(num_slots, bool),
+    )
     only = functools.partial(jax.tree.map, lambda leaf: leaf[..., 0])
 
     def block(chain, index):
@@ -114,7 +125,11 @@ def _follow(simulation: Simulation, theta, key, args) -> Trace:
     chain = only(chains)
     num_blocks = -(-simulation.num_samples // loop.block_steps)
     _, blocks = jax.lax.scan(block, chain, jnp.arange(num_blocks))
-    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: simulation.num_samples], blocks)
+    joined = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: simulation.num_samples], blocks
+    )
     primal, alternative, weight, record, alive = joined
     accepted = record.accepted / record.decisions
-    return Trace(chain.state.x, primal, alternative, weight, accepted, alive, record.born, record.recoupled)
+    return Trace(
+        chain.state.x, primal, alternative, weight, accepted, alive, record.born, record.recoupled
+    )

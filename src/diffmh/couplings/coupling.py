@@ -1,4 +1,6 @@
-"""Coupling: the interface, and its faster form in which the noise is drawn ahead of the time loop."""
+"""Coupling: the interface, and its faster form in which the noise is drawn ahead of the time
+loop.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,21 @@ from .. import _trees, _validate
 from ..proposals import On, Proposal
 from ..proposals import draw as draw_proposal
 
-# `propose` may be handed the very key that drew `x_new`. What a coupling draws itself comes from that key folded with this
-# number, a counter that no proposal's own draws reach.
+# `propose` may be handed the very key that drew `x_new`. What a coupling draws itself comes from
+# that key folded with this number, a counter that no proposal's own draws reach.
 _OWN = 0x636F7570
 
 
 class Coupling(eqx.Module):
-    """The joint proposal of two chains: given `x`, `x_new ~ q(· | x)` and `y`, draw `y_new`. Subclass it to write your own.
+    """The joint proposal of two chains: given `x`, `x_new ~ q(· | x)` and `y`, draw `y_new`.
+    Subclass it to write your own.
 
     It must keep two promises, which `diffmh.check` tries:
 
-    - *marginal*: averaged over `x_new` and the key, `y_new ~ q(· | y)`; else the derivative is biased;
-    - *faithful*: `y = x` implies `y_new = x_new` bit for bit, so that chains that met stay together.
+    - *marginal*: averaged over `x_new` and the key, `y_new ~ q(· | y)`; else the derivative is
+      biased;
+    - *faithful*: `y = x` implies `y_new = x_new` bit for bit, so that chains that met stay
+      together.
 
     In the time loop `key` is the coupling's own, independent of `x_new`.
 
@@ -34,7 +39,9 @@ class Coupling(eqx.Module):
     """
 
     @abstractmethod
-    def propose(self, key: Key[Array, ""], proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree) -> PyTree:
+    def propose(
+        self, key: Key[Array, ""], proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree
+    ) -> PyTree:
         """Draws `y_new`."""
 
 
@@ -46,18 +53,36 @@ class NoiseCoupling(Coupling):
         """Its own randomness for `num_steps` steps along a leading axis."""
 
     @abstractmethod
-    def couple(self, proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, primal_noise: PyTree, noise: PyTree) -> PyTree:
-        """`y_new`, from the noise that made `x_new` and its own. Need not be faithful: `couple` below sees to it."""
+    def couple(
+        self,
+        proposal: Proposal,
+        x: PyTree,
+        x_new: PyTree,
+        y: PyTree,
+        primal_noise: PyTree,
+        noise: PyTree,
+    ) -> PyTree:
+        """`y_new`, from the noise that made `x_new` and its own. Need not be faithful: `couple`
+        below sees to it.
+        """
 
     def propose(self, key, proposal, x, x_new, y):
-        """Draws `y_new`. The same key may have drawn `x_new`; for `CommonRandomNumbers` it must have."""
+        """Draws `y_new`. The same key may have drawn `x_new`; for `CommonRandomNumbers` it must
+        have.
+        """
         first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
         primal_noise = first(draw_proposal(proposal, key, x, 1))
-        return couple(self, proposal, x, x_new, y, primal_noise, first(draw(self, proposal, key, x, 1)))
+        return couple(
+            self, proposal, x, x_new, y, primal_noise, first(draw(self, proposal, key, x, 1))
+        )
 
 
-def draw(coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-    """The coupling's own randomness for `num_steps` steps: noise where it has it apart, else a key for each."""
+def draw(
+    coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int
+) -> PyTree:
+    """The coupling's own randomness for `num_steps` steps: noise where it has it apart, else a
+    key for each.
+    """
     if isinstance(proposal, On):
         return draw(coupling, proposal.proposal, key, proposal.where(x), num_steps)
     own = jax.random.fold_in(key, _OWN)
@@ -67,12 +92,23 @@ def draw(coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree,
 
 
 def couple(
-    coupling: Coupling, proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, primal_noise: PyTree, noise: PyTree
+    coupling: Coupling,
+    proposal: Proposal,
+    x: PyTree,
+    x_new: PyTree,
+    y: PyTree,
+    primal_noise: PyTree,
+    noise: PyTree,
 ) -> PyTree:
-    """`y_new`, from the primal's noise and one step's worth of `draw`; faithful whatever the coupling."""
+    """`y_new`, from the primal's noise and one step's worth of `draw`; faithful whatever the
+    coupling.
+    """
     if isinstance(proposal, On):
         part = proposal.where
-        return proposal.replace(y, couple(coupling, proposal.proposal, part(x), part(x_new), part(y), primal_noise, noise))
+        return proposal.replace(
+            y,
+            couple(coupling, proposal.proposal, part(x), part(x_new), part(y), primal_noise, noise),
+        )
     if isinstance(coupling, NoiseCoupling):
         y_new = coupling.couple(proposal, x, x_new, y, primal_noise, noise)
     else:

@@ -10,7 +10,9 @@ from .same_noise import CommonRandomNumbers
 
 
 def best_coupling(proposal: Proposal) -> Coupling:
-    """The coupling under which chains with this proposal meet soonest, of those that are offered."""
+    """The coupling under which chains with this proposal meet soonest, of those that are
+    offered.
+    """
     match proposal:
         case On():
             return best_coupling(proposal.proposal)
@@ -29,6 +31,7 @@ def refuse_mismatch(coupling: Coupling, proposal: Proposal) -> None:
         inner = inner.proposal
     if isinstance(coupling, MaximalReflection) and not isinstance(inner, GaussianProposal):
         raise ValueError(
-            f"`MaximalReflection()` reflects Gaussian steps, and `{type(inner).__name__}` does not take any:"
+            f"`MaximalReflection()` reflects Gaussian steps, and `{type(inner).__name__}` does not"
+            " take any:"
             f" use `{type(best_coupling(inner)).__name__}()`, or leave `coupling` out."
         )

@@ -15,9 +15,10 @@ from .coupling import NoiseCoupling
 class Maximal(NoiseCoupling):
     """Makes `y' = x'` as probable as it can be.
 
-    Keep `x'` with probability `min(1, q(x'|y) / q(x'|x))`; else draw `y'` from the residual `q(·|y) − min(q(·|x), q(·|y))`.
-    On finite spaces the residual is written down, with no loop. For any other proposal with a density it is drawn by
-    rejection: one further proposal on average, more when the chains are close but do not meet.
+    Keep `x'` with probability `min(1, q(x'|y) / q(x'|x))`; else draw `y'` from the residual `q(·|y)
+    − min(q(·|x), q(·|y))`. On finite spaces the residual is written down, with no loop. For any
+    other proposal with a density it is drawn by rejection: one further proposal on average, more
+    when the chains are close but do not meet.
     """
 
     def noise(self, key, proposal, x, num_steps):
@@ -42,11 +43,14 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
     key_keep, key_residual = jax.random.split(key)
 
     def covered(state, near, far, key):
-        """With probability `min(1, q(state|far) / q(state|near))`: the part of q(·|near) under q(·|far)."""
+        """With probability `min(1, q(state|far) / q(state|near))`: the part of q(·|near) under
+        q(·|far).
+        """
         log_ratio = proposal.log_prob(far, state) - proposal.log_prob(near, state)
         return jax.random.uniform(key) < jnp.exp(jnp.minimum(0.0, log_ratio))
 
-    # Chains that have met keep x' whatever rounding says: the residual is empty, and the loop would never end.
+    # Chains that have met keep x' whatever rounding says: the residual is empty, and the loop would
+    # never end.
     keep = covered(x_new, x, y, key_keep) | _trees.equal(x, y)
 
     def try_again(carry):
@@ -55,5 +59,7 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
         candidate = proposal.sample(key_sample, y)
         return candidate, key, ~covered(candidate, y, x, key_accept)
 
-    y_new, _, _ = jax.lax.while_loop(lambda carry: ~carry[2], try_again, (x_new, key_residual, keep))
+    y_new, _, _ = jax.lax.while_loop(
+        lambda carry: ~carry[2], try_again, (x_new, key_residual, keep)
+    )
     return y_new

@@ -11,10 +11,12 @@ from .coupling import NoiseCoupling
 
 
 class MaximalReflection(NoiseCoupling):
-    """For Gaussian steps `x' = m(x) + L z`: keep `x'` as often as possible, and otherwise step as its mirror image.
+    """For Gaussian steps `x' = m(x) + L z`: keep `x'` as often as possible, and otherwise step as
+    its mirror image.
 
     With `z = L⁻¹(x' − m(x))`, `δ = L⁻¹(m(y) − m(x))` and `e = δ/‖δ‖`: keep `x'` with probability
-    `min(1, φ(z − δ)/φ(z))`, else `y' = m(y) + L(z − 2(e·z)e)`. Refused for proposals that are not Gaussian.
+    `min(1, φ(z − δ)/φ(z))`, else `y' = m(y) + L(z − 2(e·z)e)`. Refused for proposals that are not
+    Gaussian.
     """
 
     def noise(self, key, proposal, x, num_steps):

@@ -9,8 +9,9 @@ from .coupling import NoiseCoupling
 class CommonRandomNumbers(NoiseCoupling):
     """The same noise for both chains: `y' = sample(key, y)` with the key that drew `x'`.
 
-    On lattices of spins this is the monotone coupling, and for independence proposals both chains are proposed the same
-    state. Random walks so coupled keep their distance and meet only by accident: use `MaximalReflection` there.
+    On lattices of spins this is the monotone coupling, and for independence proposals both chains
+    are proposed the same state. Random walks so coupled keep their distance and meet only by
+    accident: use `MaximalReflection` there.
     """
 
     def noise(self, key, proposal, x, num_steps):
@@ -21,7 +22,9 @@ class CommonRandomNumbers(NoiseCoupling):
 
 
 class Independent(NoiseCoupling):
-    """Fresh noise for the alternative until the chains meet. Unbiased, with a large variance: for comparison only."""
+    """Fresh noise for the alternative until the chains meet. Unbiased, with a large variance:
+    for comparison only.
+    """
 
     def noise(self, key, proposal, x, num_steps):
         return draw(proposal, key, x, num_steps)

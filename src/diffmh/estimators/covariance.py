@@ -12,7 +12,9 @@ from .estimator import Estimator, explicit
 
 
 class Averages(eqx.Module):
-    """Averages over one chain, with `s = ∂ log g/∂θ` less its value `origin` at the start: of `f s`, `s` and `∂f/∂θ`."""
+    """Averages over one chain, with `s = ∂ log g/∂θ` less its value `origin` at the start: of `f
+    s`, `s` and `∂f/∂θ`.
+    """
 
     product: Float[Array, "P F *C"]
     score: Float[Array, "P *C"]
@@ -23,11 +25,12 @@ class Averages(eqx.Module):
 class Covariance(Estimator):
     """`Cov(f, ∂_θ log g) + E[∂_θ f]` over the samples, for an unnormalised density.
 
-    The derivative of the *stationary* expectation with respect to parameters of the target. It is consistent, and where it
-    applies it is the estimator to beat: no alternatives, and often a smaller variance. It is blind to burn-in (a chain that has
-    not forgotten its start gives a biased answer), to parameters of the proposal, and to functions of successive states. With
-    several chains the covariance between the chains' means is added, which removes the bias that is left at stationarity:
-    `Cov_c + (1 − 1/C) (f̄_c − f̄_{−c}) (s̄_c − s̄_{−c})` for chain c.
+    The derivative of the *stationary* expectation with respect to parameters of the target. It is
+    consistent, and where it applies it is the estimator to beat: no alternatives, and often a
+    smaller variance. It is blind to burn-in (a chain that has not forgotten its start gives a
+    biased answer), to parameters of the proposal, and to functions of successive states. With
+    several chains the covariance between the chains' means is added, which removes the bias that is
+    left at stationarity: `Cov_c + (1 − 1/C) (f̄_c − f̄_{−c}) (s̄_c − s̄_{−c})` for chain c.
 
     >>> import diffmh
     >>> diffmh.Covariance()
@@ -40,7 +43,8 @@ class Covariance(Estimator):
         return None
 
     def start(self, parameters, kernel, state):
-        # The score at the start is subtracted throughout: a covariance does not see it, and float32 is spared.
+        # The score at the start is subtracted throughout: a covariance does not see it, and float32
+        # is spared.
         return parameters.evaluate(kernel.steps()[0].log_density, state.x).gradient
 
     def advance(self, parameters, kernel, step, memory, noise, own_noise):

@@ -13,19 +13,24 @@ from ..alternatives import Events
 from ..kernel import AcceptReject, Kernel, State, Step
 from ..parameters import Dual, Parameters
 
-# The observed function at one parameter setting: `x -> f(θ, x)` flattened to shape (F,), with ∂f/∂θ if f depends on θ.
+# The observed function at one parameter setting: `x -> f(θ, x)` flattened to shape (F,), with ∂f/∂θ
+# if f depends on θ.
 Observable = Callable[[Parameters, PyTree], Dual]
 
 
 class Estimator(eqx.Module):
-    """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one chain."""
+    """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one
+    chain.
+    """
 
     # Whether the primal's steps need `∂ log r / ∂θ`.
     differentiates_steps: ClassVar[bool]
 
     @abstractmethod
     def draw(self, step: AcceptReject, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-        """Its own randomness for `num_steps` of `step`; the primal's is drawn apart, so the primal never depends on it."""
+        """Its own randomness for `num_steps` of `step`; the primal's is drawn apart, so the
+        primal never depends on it.
+        """
 
     @abstractmethod
     def start(self, parameters: Parameters, kernel: Kernel, state: State) -> PyTree:
@@ -33,19 +38,33 @@ class Estimator(eqx.Module):
 
     @abstractmethod
     def advance(
-        self, parameters: Parameters, kernel: AcceptReject, step: Step, memory: PyTree, noise: PyTree, own_noise: PyTree
+        self,
+        parameters: Parameters,
+        kernel: AcceptReject,
+        step: Step,
+        memory: PyTree,
+        noise: PyTree,
+        own_noise: PyTree,
     ) -> tuple[PyTree, Events | None]:
         """Its memory after a step of the primal, and what happened."""
 
     @abstractmethod
     def observe(
-        self, parameters: Parameters, kernel: Kernel, observable: Observable, value: Dual, state: State, memory: PyTree
+        self,
+        parameters: Parameters,
+        kernel: Kernel,
+        observable: Observable,
+        value: Dual,
+        state: State,
+        memory: PyTree,
     ) -> PyTree:
         """What to average over the chain."""
 
     @abstractmethod
     def derivative(self, means: PyTree, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
-        """The derivative that each of C chains contributes, from the averages of `observe` and of f."""
+        """The derivative that each of C chains contributes, from the averages of `observe` and
+        of f.
+        """
 
     def refuse(self, num_parameters: int) -> None:
         """Refuses what it cannot do."""

@@ -21,10 +21,12 @@ class Averages(eqx.Module):
 
 
 class Score(Estimator):
-    """`(1/N) Σ_t w_t (f(x_t) − b)` with `w_t = Σ_{s ≤ t} ∂ log P(decision_s)`. Unbiased; its variance grows with N.
+    """`(1/N) Σ_t w_t (f(x_t) − b)` with `w_t = Σ_{s ≤ t} ∂ log P(decision_s)`. Unbiased; its
+    variance grows with N.
 
-    `baseline` is b: `None` (none, as the paper prints it), a number or a pytree like f's value, or `"other chains"`, the mean
-    of f over the other chains, which is independent of w and so leaves the estimate unbiased.
+    `baseline` is b: `None` (none, as the paper prints it), a number or a pytree like f's value, or
+    `"other chains"`, the mean of f over the other chains, which is independent of w and so leaves
+    the estimate unbiased.
 
     >>> import diffmh
     >>> diffmh.Score(baseline="other chains")
@@ -37,9 +39,14 @@ class Score(Estimator):
     def __init__(self, baseline: Any = None):
         if isinstance(baseline, str) and baseline != "other chains":
             raise ValueError(
-                f"`Score(baseline=...)` must be None, a number, a pytree like f's value or 'other chains', got {baseline!r}."
+                "`Score(baseline=...)` must be None, a number, a pytree like f's value or 'other"
+                f" chains', got {baseline!r}."
             )
-        self.baseline = baseline if baseline is None or isinstance(baseline, str) else jax.tree.map(jnp.asarray, baseline)
+        self.baseline = (
+            baseline
+            if baseline is None or isinstance(baseline, str)
+            else jax.tree.map(jnp.asarray, baseline)
+        )
 
     def draw(self, step, key, x, num_steps):
         return None
@@ -48,7 +55,9 @@ class Score(Estimator):
         return jnp.zeros(parameters.size, jnp.result_type(*jax.tree.leaves(parameters.theta)))
 
     def advance(self, parameters, kernel, step, memory, noise, own_noise):
-        gradient = jnp.where(step.accepted, step.log_accept_gradient, step.log_reject_gradient).astype(memory.dtype)
+        gradient = jnp.where(
+            step.accepted, step.log_accept_gradient, step.log_reject_gradient
+        ).astype(memory.dtype)
         return memory + jnp.sum(gradient, axis=tuple(range(1, gradient.ndim))), None
 
     def observe(self, parameters, kernel, observable, value, state, memory):
@@ -60,13 +69,16 @@ class Score(Estimator):
         if isinstance(self.baseline, str):
             num_chains = value.shape[-1]
             if num_chains < 2:
-                raise ValueError("`Score(baseline='other chains')` needs `num_chains` of at least 2, got 1.")
+                raise ValueError(
+                    "`Score(baseline='other chains')` needs `num_chains` of at least 2, got 1."
+                )
             baseline = (jnp.sum(value, axis=-1, keepdims=True) - value) / (num_chains - 1)
         else:
             flat = ravel_pytree(self.baseline)[0].astype(value.dtype)
             if flat.size not in (1, value.shape[0]):
                 raise ValueError(
-                    f"`Score(baseline=...)` has {flat.size} numbers, and f's value has {value.shape[0]}: give one for all"
+                    f"`Score(baseline=...)` has {flat.size} numbers, and f's value has"
+                    f" {value.shape[0]}: give one for all"
                     " or one for each."
                 )
             baseline = jnp.broadcast_to(flat[:, None], value.shape)

@@ -1,4 +1,6 @@
-"""Algorithm 2: alternatives that branch off the primal where a decision could have gone the other way."""
+"""Algorithm 2: alternatives that branch off the primal where a decision could have gone the
+other way.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Weights = Literal["two-sided", "one-sided"]
 
 
 class OwnNoise(eqx.Module):
-    """The coupling's randomness, and the uniform that prunes: a draw of its own, never the one that accepts."""
+    """The coupling's randomness, and the uniform that prunes: a draw of its own, never the one
+    that accepts.
+    """
 
     coupling: PyTree
     prune: Float[Array, "..."]
@@ -27,11 +31,14 @@ class OwnNoise(eqx.Module):
 class StochasticDerivative(Estimator):
     """Unbiased for the finite chain: `(1/N) Σ_t Σ_k W_k (f(y_k) − f(x_t)) + ∂f/∂θ`. The default.
 
-    - `weights="two-sided"`: a decision with probability α weighs `−dα` after an accept and `+dα` after a reject. Of all
-      unbiased weights they have the least second moment; their variance is finite, and they are linear in dθ.
-    - `weights="one-sided"`: those of the paper's Algorithm 2, `max(0, −dα)/α` after an accept and `max(0, dα)/(1 − α)` after a
-      reject. For one scalar parameter only; on continuous states their variance is infinite.
-    - `alternatives=K`: how many alternatives are followed at a time. The variance falls with K and the cost grows.
+    - `weights="two-sided"`: a decision with probability α weighs `−dα` after an accept and `+dα`
+      after a reject. Of all unbiased weights they have the least second moment; their variance is
+      finite, and they are linear in dθ.
+    - `weights="one-sided"`: those of the paper's Algorithm 2, `max(0, −dα)/α` after an accept and
+      `max(0, dα)/(1 − α)` after a reject. For one scalar parameter only; on continuous states their
+      variance is infinite.
+    - `alternatives=K`: how many alternatives are followed at a time. The variance falls with K and
+      the cost grows.
 
     >>> import diffmh
     >>> diffmh.StochasticDerivative(alternatives=4)
@@ -44,14 +51,18 @@ class StochasticDerivative(Estimator):
 
     def __init__(self, weights: Weights = "two-sided", alternatives: int = 1):
         if weights not in ("two-sided", "one-sided"):
-            raise ValueError(f"`StochasticDerivative(weights=...)` must be 'two-sided' or 'one-sided', got {weights!r}.")
+            raise ValueError(
+                "`StochasticDerivative(weights=...)` must be 'two-sided' or 'one-sided', got"
+                f" {weights!r}."
+            )
         self.weights = weights
         self.alternatives = _validate.count(alternatives, "StochasticDerivative(alternatives=...)")
 
     def refuse(self, num_parameters):
         if self.weights == "one-sided" and num_parameters != 1:
             raise ValueError(
-                "`StochasticDerivative(weights='one-sided')` exists for one scalar parameter only, and `theta` has"
+                "`StochasticDerivative(weights='one-sided')` exists for one scalar parameter only,"
+                " and `theta` has"
                 f" {num_parameters}: use weights='two-sided'."
             )
 
@@ -74,7 +85,9 @@ class StochasticDerivative(Estimator):
         return pruned, Events(moved.alive & ~remaining.alive, born, score)
 
     def observe(self, parameters, kernel, observable, value, state, memory: Alternatives):
-        at_alternatives = alternatives.values(lambda y: observable(parameters.value_only(), y.x).value, memory)
+        at_alternatives = alternatives.values(
+            lambda y: observable(parameters.value_only(), y.x).value, memory
+        )
         return alternatives.contribution(memory, value.value, at_alternatives) + explicit(value)
 
     def derivative(self, means, value):
@@ -87,4 +100,6 @@ def flip_weight(step: Step, weights: Weights) -> Float[Array, "P *D"]:
     if weights == "two-sided":
         probability_gradient = step.accept_probability * log_gradient
         return jnp.where(step.accepted, -probability_gradient, probability_gradient)
-    return jnp.where(step.accepted, jnp.maximum(0.0, -log_gradient), jnp.maximum(0.0, -step.log_reject_gradient))
+    return jnp.where(
+        step.accepted, jnp.maximum(0.0, -log_gradient), jnp.maximum(0.0, -step.log_reject_gradient)
+    )

@@ -14,7 +14,8 @@ def log_density(theta: Float[Array, ""], x: Float[Array, ""]) -> Float[Array, ""
 
 
 def sampler(scale: float = 2.38) -> MetropolisHastings:
-    """Random-walk Metropolis with steps of standard deviation `scale`, coupled by maximal reflection.
+    """Random-walk Metropolis with steps of standard deviation `scale`, coupled by maximal
+    reflection.
 
     >>> import jax, diffmh
     >>> from diffmh.models import gaussian

@@ -14,7 +14,9 @@ SCALE = 4.0
 
 
 def log_density(h: Float[Array, ""], j: Int[Array, ""]) -> Float[Array, ""]:
-    """The posterior of component j given h under a uniform prior, unnormalised: `−((h − μ_j)/σ)²/2`."""
+    """The posterior of component j given h under a uniform prior, unnormalised: `−((h −
+    μ_j)/σ)²/2`.
+    """
     return -0.5 * ((h - jnp.array(MEANS)[j]) / SCALE) ** 2
 
 

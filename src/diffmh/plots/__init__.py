@@ -1,4 +1,6 @@
-"""Figures, drawn from saved data: each module's `figure(data)` takes arrays by name and returns a matplotlib `Figure`."""
+"""Figures, drawn from saved data: each module's `figure(data)` takes arrays by name and returns
+a matplotlib `Figure`.
+"""
 
 from . import ascent as ascent
 from . import branching as branching

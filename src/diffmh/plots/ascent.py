@@ -7,7 +7,10 @@ from matplotlib.figure import Figure
 
 from . import style
 
-LOOKS = {"coupled": (style.RED, "one coupled chain"), "uncoupled": (style.GREY, "one uncoupled chain")}
+LOOKS = {
+    "coupled": (style.RED, "one coupled chain"),
+    "uncoupled": (style.GREY, "one uncoupled chain"),
+}
 
 
 def figure(data: dict[str, np.ndarray]) -> Figure:
@@ -31,6 +34,12 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
     )
     style.name(ours, "c) many chains, averaged", "iteration", "T")
     for ax in (temperature, ours):
-        ax.axhline(float(data["peak"]), color=style.GREY, lw=0.9, ls=":", label=f"exact peak {float(data['peak']):.4f}")
+        ax.axhline(
+            float(data["peak"]),
+            color=style.GREY,
+            lw=0.9,
+            ls=":",
+            label=f"exact peak {float(data['peak']):.4f}",
+        )
     style.key(ours, loc="upper right")
     return figure

@@ -11,7 +11,9 @@ from . import style
 
 
 class Branch(NamedTuple):
-    """An alternative from the primal's state before it was born to where it met the primal, or was pruned away."""
+    """An alternative from the primal's state before it was born to where it met the primal, or
+    was pruned away.
+    """
 
     start: int
     values: np.ndarray
@@ -19,7 +21,9 @@ class Branch(NamedTuple):
 
 
 def branches(data: dict[str, np.ndarray]) -> list[Branch]:
-    """The alternatives of a trace with one slot: `primal` has the start first, the other arrays begin at step 1."""
+    """The alternatives of a trace with one slot: `primal` has the start first, the other arrays
+    begin at step 1.
+    """
     primal, alternative, weight = data["primal"], data["alternative"], data["weight"]
     found = []
     for birth in np.flatnonzero(data["born"]):
@@ -40,16 +44,35 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
     low, high = (int(end) for end in data["window"])
     figure, (ax,) = style.panels(7.6, height=3.2)
     steps = np.arange(low, high + 1)
-    shown = [branch for branch in branches(data) if low <= branch.start and branch.start + len(branch.values) - 1 <= high]
+    shown = [
+        branch
+        for branch in branches(data)
+        if low <= branch.start and branch.start + len(branch.values) - 1 <= high
+    ]
     heaviest = max((np.abs(branch.weights).max() for branch in shown), default=1.0)
     for branch in shown:
         for i, weight in enumerate(np.abs(branch.weights)):
             at = branch.start + i
             opacity = 0.25 + 0.75 * weight / heaviest
             ax.plot(
-                [at, at + 1], branch.values[i : i + 2], color=style.RED, alpha=opacity, lw=1.4, solid_capstyle="round", zorder=2
+                [at, at + 1],
+                branch.values[i : i + 2],
+                color=style.RED,
+                alpha=opacity,
+                lw=1.4,
+                solid_capstyle="round",
+                zorder=2,
             )
-    ax.plot(steps, data["primal"][low : high + 1], color=style.GREY, lw=1.6, marker="o", ms=2.6, label="primal", zorder=3)
+    ax.plot(
+        steps,
+        data["primal"][low : high + 1],
+        color=style.GREY,
+        lw=1.6,
+        marker="o",
+        ms=2.6,
+        label="primal",
+        zorder=3,
+    )
     ax.plot([], [], color=style.RED, lw=1.4, label="alternatives, opacity by weight")
     ax.axhline(float(data["theta"]), color=style.FAINT, lw=1, zorder=0)
     ax.set(xlim=(low - 0.5, high + 0.5))

@@ -19,8 +19,25 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
     )
     for i, (ax, (value, error, title)) in enumerate(zip(axes, columns, strict=True)):
         ax.axvline(float(data["peak"]), color=style.FAINT, lw=1.2, zorder=0)
-        ax.plot(data["curve_temperature"], exact[:, i], color=style.BLUE, lw=1.2, label="exact (Kaufman)", zorder=2)
-        ax.errorbar(t, value, error, fmt=".", color=style.RED, ms=4.5, elinewidth=1, label="from the chains ± error", zorder=3)
+        ax.plot(
+            data["curve_temperature"],
+            exact[:, i],
+            color=style.BLUE,
+            lw=1.2,
+            label="exact (Kaufman)",
+            zorder=2,
+        )
+        ax.errorbar(
+            t,
+            value,
+            error,
+            fmt=".",
+            color=style.RED,
+            ms=4.5,
+            elinewidth=1,
+            label="from the chains ± error",
+            zorder=3,
+        )
         style.name(ax, title, "temperature T")
     axes[2].set_ylim(1.35 * exact[:, 2].min(), 1.35 * exact[:, 2].max())
     axes[1].annotate(

@@ -59,7 +59,14 @@ def _gradient(ax: Axes, data: dict[str, np.ndarray]) -> None:
     ax.axvline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":")
     ax.plot(h, data["exact_slope"], color=style.GREY, lw=1.2, label="exact")
     ax.errorbar(
-        h, data["slope"], data["slope_error"], fmt=".", color=style.RED, ms=4.5, elinewidth=1, label="from the chains ± error"
+        h,
+        data["slope"],
+        data["slope_error"],
+        fmt=".",
+        color=style.RED,
+        ms=4.5,
+        elinewidth=1,
+        label="from the chains ± error",
     )
     ax.set(xlim=(-14, 14))
     style.name(ax, "d) the entropy's gradient", "h")
@@ -68,6 +75,12 @@ def _gradient(ax: Axes, data: dict[str, np.ndarray]) -> None:
 
 def _ascent(ax: Axes, data: dict[str, np.ndarray]) -> None:
     ax.plot(data["ascents"].T, color=style.RED, lw=0.9, alpha=0.5)
-    ax.axhline(float(data["maximiser"]), color=style.GREY, lw=0.8, ls=":", label=f"exact {float(data['maximiser']):.3f}")
+    ax.axhline(
+        float(data["maximiser"]),
+        color=style.GREY,
+        lw=0.8,
+        ls=":",
+        label=f"exact {float(data['maximiser']):.3f}",
+    )
     style.name(ax, f"e) ascent, {len(data['ascents'])} seeds", "iteration", "h")
     style.key(ax, loc="upper right")

@@ -30,7 +30,14 @@ def figure(data: dict[str, np.ndarray]) -> Figure:
             ms=6,
             label="read off the paper" if name == "score" else None,
         )
-    ax.loglog(length, data["one-sided"][0] * length[0] / length, color=style.GREY, lw=1, ls=":", label="1/N")
+    ax.loglog(
+        length,
+        data["one-sided"][0] * length[0] / length,
+        color=style.GREY,
+        lw=1,
+        ls=":",
+        label="1/N",
+    )
     style.name(ax, "", "samples N", "variance of the entropy's derivative")
     style.key(ax, loc="center right", bbox_to_anchor=(1.0, 0.56))
     return figure

@@ -14,14 +14,20 @@ from .. import _validate
 from .proposal import NoiseProposal
 
 
-def index_from_uniform(probabilities: Float[Array, "n"], uniform: Float[Array, ""]) -> Int[Array, ""]:
-    """The index drawn by inversion from `probabilities`, which need not sum to one. An index of mass 0 is never drawn."""
+def index_from_uniform(
+    probabilities: Float[Array, "n"], uniform: Float[Array, ""]
+) -> Int[Array, ""]:
+    """The index drawn by inversion from `probabilities`, which need not sum to one. An index of
+    mass 0 is never drawn.
+    """
     cumulative = jnp.cumsum(probabilities)
     return jnp.sum(cumulative <= uniform * cumulative[-1])
 
 
 class FiniteProposal(NoiseProposal):
-    """A proposal on finitely many states, whose whole distribution can be written down: it is coupled maximally, exactly."""
+    """A proposal on finitely many states, whose whole distribution can be written down: it is
+    coupled maximally, exactly.
+    """
 
     @abstractmethod
     def probabilities(self, x: Int[Array, ""]) -> Float[Array, "n"]:
@@ -58,7 +64,8 @@ class OtherState(FiniteProposal):
 
 
 class TransitionMatrix(FiniteProposal):
-    """From state `i` propose `j` with probability `matrix[i, j]`; rows sum to one, zeros and asymmetry are welcome.
+    """From state `i` propose `j` with probability `matrix[i, j]`; rows sum to one, zeros and
+    asymmetry are welcome.
 
     Best coupled by `Maximal`.
 
@@ -76,13 +83,17 @@ class TransitionMatrix(FiniteProposal):
         _validate.real_dtype(self.matrix.dtype, "`TransitionMatrix(matrix=...)`")
         shape = self.matrix.shape
         if self.matrix.ndim != 2 or shape[0] != shape[1] or shape[0] < 2:
-            raise ValueError(f"`TransitionMatrix(matrix=...)` must be square with at least two states, got shape {shape}.")
+            raise ValueError(
+                "`TransitionMatrix(matrix=...)` must be square with at least two states, got shape"
+                f" {shape}."
+            )
         self.symmetric = False
         if _validate.concrete(self.matrix):
             values = np.asarray(self.matrix)
             if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-5):
                 raise ValueError(
-                    f"`TransitionMatrix(matrix=...)` must have non-negative rows that sum to one, got {values} with sums"
+                    "`TransitionMatrix(matrix=...)` must have non-negative rows that sum to one,"
+                    f" got {values} with sums"
                     f" {values.sum(axis=1)}."
                 )
             self.symmetric = bool(np.all(values == values.T))
@@ -100,4 +111,7 @@ class TransitionMatrix(FiniteProposal):
 
 def _check_index(x, name):
     if not hasattr(x, "dtype") or x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
-        raise TypeError(f"`{name}` moves one integer, the index of a state, got {x}: start from an integer such as 0.")
+        raise TypeError(
+            f"`{name}` moves one integer, the index of a state, got {x}: start from an integer such"
+            " as 0."
+        )

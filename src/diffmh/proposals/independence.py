@@ -13,10 +13,11 @@ from .proposal import NoiseProposal
 
 
 class Independence(NoiseProposal):
-    """`x' ~ distribution`, wherever the chain is: any object with `sample(key)` and `log_prob(x)`, NumPyro's included.
+    """`x' ~ distribution`, wherever the chain is: any object with `sample(key)` and `log_prob(x)`,
+    NumPyro's included.
 
-    The log probabilities of a batch are added up. With common random numbers, its default coupling, both chains are
-    proposed the same state, so they meet whenever both accept.
+    The log probabilities of a batch are added up. With common random numbers, its default coupling,
+    both chains are proposed the same state, so they meet whenever both accept.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> class Standard:
@@ -31,7 +32,12 @@ class Independence(NoiseProposal):
 
     def __init__(self, distribution: Any):
         for method in ("sample", "log_prob"):
-            _validate.function(getattr(distribution, method, None), "Independence(distribution)", f"distribution.{method}", "...")
+            _validate.function(
+                getattr(distribution, method, None),
+                "Independence(distribution)",
+                f"distribution.{method}",
+                "...",
+            )
         self.distribution = distribution
         self.symmetric = False
 

@@ -14,9 +14,10 @@ from .proposal import NoiseProposal, Proposal, draw, move
 class On(NoiseProposal):
     """Moves the part `where(x)` of a state by `proposal` and leaves the rest.
 
-    `where` picks a node of the state, as in `equinox.tree_at`. A mixed state of labels and means is then an ordinary state,
-    and `Cycle(MetropolisHastings(density, On(labels, ...)), MetropolisHastings(density, On(means, ...)))` samples it. The part
-    is coupled by the coupling that suits it best.
+    `where` picks a node of the state, as in `equinox.tree_at`. A mixed state of labels and means is
+    then an ordinary state, and `Cycle(MetropolisHastings(density, On(labels, ...)),
+    MetropolisHastings(density, On(means, ...)))` samples it. The part is coupled by the coupling
+    that suits it best.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> state = {"label": jnp.array(0), "mean": jnp.array(0.5)}

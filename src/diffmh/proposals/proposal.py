@@ -1,6 +1,9 @@
-"""Proposal: the interface, and its faster form in which the noise is drawn ahead of the time loop."""
+"""Proposal: the interface, and its faster form in which the noise is drawn ahead of the time
+loop.
+"""
 
-# No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation itself.
+# No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation
+# itself.
 
 from abc import abstractmethod
 
@@ -47,8 +50,8 @@ class Proposal(eqx.Module):
 class NoiseProposal(Proposal):
     """A proposal `x' = h(x, ε)` whose noise ε does not depend on where the chain is.
 
-    The noise of many steps is then drawn at once, ahead of the time loop, which is several times faster than a key per
-    step; and common random numbers are simply the same ε.
+    The noise of many steps is then drawn at once, ahead of the time loop, which is several times
+    faster than a key per step; and common random numbers are simply the same ε.
     """
 
     @abstractmethod
@@ -67,7 +70,9 @@ class NoiseProposal(Proposal):
 
 
 def draw(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-    """The randomness of `num_steps` proposals: noise where the proposal has it apart, else a key for each."""
+    """The randomness of `num_steps` proposals: noise where the proposal has it apart, else a key
+    for each.
+    """
     if isinstance(proposal, NoiseProposal):
         return proposal.noise(key, x, num_steps)
     return jax.random.split(key, num_steps)
@@ -75,4 +80,8 @@ def draw(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> 
 
 def move(proposal: Proposal, x: PyTree, noise: PyTree) -> PyTree:
     """`x'` from `x` and one step's worth of `draw`."""
-    return proposal.move(x, noise) if isinstance(proposal, NoiseProposal) else proposal.sample(noise, x)
+    return (
+        proposal.move(x, noise)
+        if isinstance(proposal, NoiseProposal)
+        else proposal.sample(noise, x)
+    )

@@ -16,9 +16,10 @@ from .proposal import NoiseProposal
 class SpinFlip(NoiseProposal):
     """One site of a ±1 array is proposed to be +1 or −1 with probability ½ each.
 
-    The site is drawn uniformly, or is always `site` (an index, or a tuple of them): a sweep in fixed order is a `Cycle` of
-    those. Half of the proposals leave the state as it is. With common random numbers, its default coupling, both chains are
-    proposed the same spin at the same site: the monotone coupling.
+    The site is drawn uniformly, or is always `site` (an index, or a tuple of them): a sweep in
+    fixed order is a `Cycle` of those. Half of the proposals leave the state as it is. With common
+    random numbers, its default coupling, both chains are proposed the same spin at the same site:
+    the monotone coupling.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.SpinFlip(site=(0, 1)).sample(jax.random.key(1), jnp.ones((2, 2), int)).shape
@@ -33,13 +34,17 @@ class SpinFlip(NoiseProposal):
         self.site = None
         if site is not None:
             sites = site if isinstance(site, tuple) else (site,)
-            self.site = jnp.array([_validate.count(index, "SpinFlip(site=...)", least=0) for index in sites])
+            self.site = jnp.array(
+                [_validate.count(index, "SpinFlip(site=...)", least=0) for index in sites]
+            )
 
     def noise(self, key, x, num_steps):
         if not hasattr(x, "dtype") or x.dtype == jnp.bool_ or x.ndim == 0:
             raise TypeError(f"`SpinFlip` moves an array of spins ±1, got {x}.")
         if self.site is not None and self.site.shape != (x.ndim,):
-            raise ValueError(f"`SpinFlip(site=...)` needs {x.ndim} indices for spins of shape {x.shape}.")
+            raise ValueError(
+                f"`SpinFlip(site=...)` needs {x.ndim} indices for spins of shape {x.shape}."
+            )
         key_site, key_spin = jax.random.split(key)
         spin = jax.random.rademacher(key_spin, (num_steps,), jnp.int8)
         if self.site is not None:

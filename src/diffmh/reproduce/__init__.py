@@ -1,4 +1,6 @@
-"""The paper's experiments: each computes its data and its rows of the table, and draws its figure from the saved data alone."""
+"""The paper's experiments: each computes its data and its rows of the table, and draws its
+figure from the saved data alone.
+"""
 
 from .catalogue import EXPERIMENTS as EXPERIMENTS
 from .experiment import Experiment as Experiment

@@ -18,7 +18,9 @@ START = 6.0
 
 
 def of_one_chain(flip: bool):
-    """The paper's objective: both moments from one cold-started chain of 100 + 1000 sweeps, plugged in."""
+    """The paper's objective: both moments from one cold-started chain of 100 + 1000 sweeps,
+    plugged in.
+    """
     mean = moments(1_000, 100, 1, flip=flip, estimator=StochasticDerivative("one-sided"))
     return lambda t, key: model.heat_capacity(t, mean(t, key))
 
@@ -39,9 +41,15 @@ def compute(key, fast: bool) -> Outcome:
         )
 
     num_iterations, tolerance = (60, 0.1) if fast else (240, 0.02)
-    num_samples, burn_in, num_chains, alternatives = (200, 200, 64, 4) if fast else (400, 300, 256, 4)
-    mean = moments(num_samples, burn_in, num_chains, estimator=StochasticDerivative(alternatives=alternatives))
-    schedule = optax.piecewise_interpolate_schedule("cosine", 0.2, {int(0.2 * num_iterations): 1.0, num_iterations: 0.02})
+    num_samples, burn_in, num_chains, alternatives = (
+        (200, 200, 64, 4) if fast else (400, 300, 256, 4)
+    )
+    mean = moments(
+        num_samples, burn_in, num_chains, estimator=StochasticDerivative(alternatives=alternatives)
+    )
+    schedule = optax.piecewise_interpolate_schedule(
+        "cosine", 0.2, {int(0.2 * num_iterations): 1.0, num_iterations: 0.02}
+    )
     ours = optimise(
         compose(model.heat_capacity, mean),
         START,
@@ -57,8 +65,14 @@ def compute(key, fast: bool) -> Outcome:
         for name, path in (*traces.items(), ("ours", ours))
         for what in ("theta", "value", "gradient")
     }
-    data |= {"ours_gradient_error": np.asarray(ours.gradient_error), "peak": np.array(peak), "average": np.asarray(ours.average)}
-    end = {name: float(np.mean(data[f"{name}_theta"][-paper_iterations // 20 :])) for name in traces}
+    data |= {
+        "ours_gradient_error": np.asarray(ours.gradient_error),
+        "peak": np.array(peak),
+        "average": np.asarray(ours.average),
+    }
+    end = {
+        name: float(np.mean(data[f"{name}_theta"][-paper_iterations // 20 :])) for name in traces
+    }
     tail = data["ours_theta"][num_iterations // 2 :]
     average = float(ours.average)
     budget = f"{paper_iterations} iterations of Adam {rate}"
@@ -108,8 +122,10 @@ EXPERIMENT = Experiment(
     figure=6,
     title="Climbing the heat capacity",
     shows=(
-        "Gradient ascent on the heat capacity from T = 6. With the coupled proposal the paper's budget leads near the"
-        " peak, without it nowhere. Many chains, several alternatives and averaging the iterates find the peak of the"
+        "Gradient ascent on the heat capacity from T = 6. With the coupled proposal the paper's"
+        " budget leads near the"
+        " peak, without it nowhere. Many chains, several alternatives and averaging the iterates"
+        " find the peak of the"
         " finite lattice."
     ),
     compute=compute,

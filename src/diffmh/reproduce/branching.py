@@ -17,9 +17,23 @@ THETA, NUM_STEPS, WINDOW = 0.5, 200, (50, 100)
 
 def compute(key, fast: bool) -> Outcome:
     key_path, key_mean = jax.random.split(key)
-    path = trace(gaussian.sampler(), THETA, key_path, init=0.0, num_steps=NUM_STEPS, estimator=StochasticDerivative("one-sided"))
+    path = trace(
+        gaussian.sampler(),
+        THETA,
+        key_path,
+        init=0.0,
+        num_steps=NUM_STEPS,
+        estimator=StochasticDerivative("one-sided"),
+    )
     num_chains = 1_000 if fast else 10_000
-    mean = expectation(lambda theta, x: x, gaussian.sampler(), init=0.0, num_samples=150, burn_in=50, num_chains=num_chains)
+    mean = expectation(
+        lambda theta, x: x,
+        gaussian.sampler(),
+        init=0.0,
+        num_samples=150,
+        burn_in=50,
+        num_chains=num_chains,
+    )
     report = mean.run(THETA, key_mean)
     data = {
         "primal": np.concatenate([np.asarray(path.init)[None], path.primal]),
@@ -33,12 +47,23 @@ def compute(key, fast: bool) -> Outcome:
     }
     time = float(report.recoupling_time)
     rows = [
-        Row("steps until an alternative meets the primal, N(θ,1)", "≈ 5", "—", f"{time:.2f}", "1 to 10", 1 < time < 10),
-        against_exact("dE[x]/dθ, N(θ,1)", 1.0, float(report.gradient), float(report.gradient_error), form=".4f"),
+        Row(
+            "steps until an alternative meets the primal, N(θ,1)",
+            "≈ 5",
+            "—",
+            f"{time:.2f}",
+            "1 to 10",
+            1 < time < 10,
+        ),
+        against_exact(
+            "dE[x]/dθ, N(θ,1)",
+            1.0,
+            float(report.gradient),
+            float(report.gradient_error),
+            form=".4f",
+        ),
     ]
-    settings = (
-        f"θ = 0.5, Gaussian walk of scale 2.38 from 0, maximal reflection, {NUM_STEPS} steps; dE[x]/dθ from {num_chains:,} chains."
-    )
+    settings = f"θ = 0.5, Gaussian walk of scale 2.38 from 0, maximal reflection, {NUM_STEPS} steps; dE[x]/dθ from {num_chains:,} chains."
     return Outcome(data, settings, rows)
 
 
@@ -67,8 +92,10 @@ EXPERIMENT = Experiment(
     figure=1,
     title="Branching paths",
     shows=(
-        "The primal chain (grey) and the alternatives (red) that branch off where an accept/reject decision could have"
-        " gone the other way. Coupled to the primal by maximal reflection, they soon meet it again. The stronger the"
+        "The primal chain (grey) and the alternatives (red) that branch off where an accept/reject"
+        " decision could have"
+        " gone the other way. Coupled to the primal by maximal reflection, they soon meet it again."
+        " The stronger the"
         " red, the larger the weight."
     ),
     compute=compute,

@@ -6,7 +6,8 @@ from . import ascent, branching, ising, mixture, recoupling, variance
 from .experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT for module in (branching, mixture, ising, recoupling, variance, ascent)
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (branching, mixture, ising, recoupling, variance, ascent)
 }
 
 
@@ -17,8 +18,15 @@ def named(names: list[str]) -> list[Experiment]:
     ['recoupling', 'mixture']
     """
     by_number = {str(experiment.figure): experiment for experiment in EXPERIMENTS.values()}
-    known = EXPERIMENTS | by_number | {f"fig{number}": experiment for number, experiment in by_number.items()}
+    known = (
+        EXPERIMENTS
+        | by_number
+        | {f"fig{number}": experiment for number, experiment in by_number.items()}
+    )
     unknown = [name for name in names if name.lower() not in known]
     if unknown:
-        raise ValueError(f"`reproduce`: there is no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}.")
+        raise ValueError(
+            f"`reproduce`: there is no experiment {', '.join(unknown)}; there are"
+            f" {', '.join(EXPERIMENTS)}."
+        )
     return [known[name.lower()] for name in names] or list(EXPERIMENTS.values())

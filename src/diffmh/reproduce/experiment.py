@@ -26,7 +26,9 @@ class Row(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an experiment found: the data that its figure is drawn from, its settings in words, and its rows of the table."""
+    """What an experiment found: the data that its figure is drawn from, its settings in words,
+    and its rows of the table.
+    """
 
     data: dict[str, np.ndarray]
     settings: str
@@ -34,7 +36,9 @@ class Outcome(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """One figure of the paper. `compute(key, fast)` is everything random; `draw(data)` reads what was saved of it."""
+    """One figure of the paper. `compute(key, fast)` is everything random; `draw(data)` reads
+    what was saved of it.
+    """
 
     name: str
     figure: int
@@ -56,10 +60,16 @@ def digits(value: float, error: float) -> str:
     return f"{value:.{places}f} ± {error:.{places}f}"
 
 
-def against_exact(quantity: str, exact: float, value: float, error: float, paper: str = "—", form: str = ".5g") -> Row:
-    """A row that passes where `value` is within five standard errors of the exact answer, or of float32's last digits."""
+def against_exact(
+    quantity: str, exact: float, value: float, error: float, paper: str = "—", form: str = ".5g"
+) -> Row:
+    """A row that passes where `value` is within five standard errors of the exact answer, or of
+    float32's last digits.
+    """
     passed = abs(value - exact) <= Z * error + 1e-5 * abs(exact)
-    return Row(quantity, paper, format(exact, form), digits(value, error), f"|z| < {Z:.0f}", bool(passed))
+    return Row(
+        quantity, paper, format(exact, form), digits(value, error), f"|z| < {Z:.0f}", bool(passed)
+    )
 
 
 def worst(quantity: str, what: str, exact: np.ndarray, value: np.ndarray, error: np.ndarray) -> Row:
@@ -80,7 +90,9 @@ class Estimate(NamedTuple):
 
 def estimate(objective: Differentiable, theta: float | Array, key: Key[Array, ""]) -> Estimate:
     """`objective` and its derivative at a scalar theta. Traceable."""
-    values, slopes = jax.jvp(lambda theta: objective.per_chain(theta, key), (theta,), (jax.numpy.ones_like(theta),))
+    values, slopes = jax.jvp(
+        lambda theta: objective.per_chain(theta, key), (theta,), (jax.numpy.ones_like(theta),)
+    )
     mean = lambda leaf: leaf.mean(axis=0)
     error = lambda leaf: leaf.std(axis=0, ddof=1) / leaf.shape[0] ** 0.5
     return Estimate(mean(values), error(values), mean(slopes), error(slopes))

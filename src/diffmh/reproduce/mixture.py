@@ -22,7 +22,14 @@ ADAM = optax.adam(0.1)
 
 def entropy_of_posterior(num_samples: int, num_chains: int):
     """The posterior's entropy at h from MH alone, across chains."""
-    occupancy = expectation(model.indicator, model.sampler(), init=0, num_samples=num_samples, burn_in=50, num_chains=num_chains)
+    occupancy = expectation(
+        model.indicator,
+        model.sampler(),
+        init=0,
+        num_samples=num_samples,
+        burn_in=50,
+        num_chains=num_chains,
+    )
     return compose(lambda h, p: model.entropy(p), occupancy)
 
 
@@ -34,7 +41,9 @@ def exact_entropy(h: float) -> float:
 
 def exact_slope(h: float) -> float:
     with jax.enable_x64(True):
-        return float(jax.grad(lambda h: model.entropy(model.posterior(h)))(jnp.asarray(h, jnp.float64)))
+        return float(
+            jax.grad(lambda h: model.entropy(model.posterior(h)))(jnp.asarray(h, jnp.float64))
+        )
 
 
 def maximiser() -> float:
@@ -47,8 +56,12 @@ def compute(key, fast: bool) -> Outcome:
     h = np.arange(-14.0, 14.25, 0.5)
     num_samples, num_chains = (2_000, 64) if fast else (5_000, 256)
     entropy = entropy_of_posterior(num_samples, num_chains)
-    found = jax.vmap(lambda h, key: estimate(entropy, h, key))(jnp.asarray(h), jax.random.split(key_sweep, len(h)))
-    exact, slope = (np.array([function(at) for at in h]) for function in (exact_entropy, exact_slope))
+    found = jax.vmap(lambda h, key: estimate(entropy, h, key))(
+        jnp.asarray(h), jax.random.split(key_sweep, len(h))
+    )
+    exact, slope = (
+        np.array([function(at) for at in h]) for function in (exact_entropy, exact_slope)
+    )
 
     best = maximiser()
     climb = entropy_of_posterior(num_samples, 16)
@@ -81,9 +94,16 @@ def compute(key, fast: bool) -> Outcome:
         "scale": np.array(model.SCALE),
     }
     rows = [
-        worst(f"entropy's derivative at {len(h)} values of h", "enumeration", slope, data["slope"], data["slope_error"]),
+        worst(
+            f"entropy's derivative at {len(h)} values of h",
+            "enumeration",
+            slope,
+            data["slope"],
+            data["slope_error"],
+        ),
         Row(
-            f"h of greatest entropy: mean of the last 10 of {NUM_ITERATIONS} iterations, {NUM_SEEDS} seeds",
+            f"h of greatest entropy: mean of the last 10 of {NUM_ITERATIONS} iterations,"
+            f" {NUM_SEEDS} seeds",
             "≈ 1",
             f"{best:.4f}",
             f"{ends.mean():.3f}, all within {np.max(np.abs(ends - best)):.3f}",
@@ -100,8 +120,10 @@ EXPERIMENT = Experiment(
     figure=2,
     title="The most ambiguous observation",
     shows=(
-        "Which of three normal components did an observation h come from? Metropolis–Hastings samples the component;"
-        " the gradient of the posterior's entropy, estimated from the chains alone, leads to the h for which it is"
+        "Which of three normal components did an observation h come from? Metropolis–Hastings"
+        " samples the component;"
+        " the gradient of the posterior's entropy, estimated from the chains alone, leads to the h"
+        " for which it is"
         " hardest to say."
     ),
     compute=compute,

@@ -1,4 +1,6 @@
-"""The page: every figure, what it shows, and the table of what was found, in one file that needs no network."""
+"""The page: every figure, what it shows, and the table of what was found, in one file that needs
+no network.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ class Saved(NamedTuple):
 
 def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
     """Writes `index.html` and returns where it is."""
-    template = string.Template(importlib.resources.files("diffmh.reproduce").joinpath("page.html").read_text())
-    films = [{"name": one.experiment.name, **one.experiment.film(one.data)} for one in saved if one.experiment.film]
+    template = string.Template(
+        importlib.resources.files("diffmh.reproduce").joinpath("page.html").read_text()
+    )
+    films = [
+        {"name": one.experiment.name, **one.experiment.film(one.data)}
+        for one in saved
+        if one.experiment.film
+    ]
     text = template.substitute(
         contents=_contents(saved),
         summary=_summary(saved),
@@ -47,7 +55,11 @@ def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
 
 
 def _contents(saved: list[Saved]) -> str:
-    links = [f'<a href="#{one.experiment.name}">{one.experiment.figure} {html.escape(one.experiment.title)}</a>' for one in saved]
+    links = [
+        f'<a href="#{one.experiment.name}">{one.experiment.figure}'
+        f" {html.escape(one.experiment.title)}</a>"
+        for one in saved
+    ]
     return " ".join([*links, '<a href="#table">The table</a>'])
 
 
@@ -79,9 +91,12 @@ def _rows(one: Saved) -> str:
     for row in one.rows:
         kind, words = mark[row.passed]
         cells = zip(("paper", "exact", "ours ± error", "bar"), row[1:5], strict=True)
-        middle = "".join(f'<td data-label="{label}">{html.escape(cell)}</td>' for label, cell in cells)
+        middle = "".join(
+            f'<td data-label="{label}">{html.escape(cell)}</td>' for label, cell in cells
+        )
         lines.append(
-            f'<tr><th scope="row">{html.escape(row.quantity)}</th>{middle}<td data-label="verdict" class="{kind}">{words}</td></tr>'
+            f'<tr><th scope="row">{html.escape(row.quantity)}</th>{middle}<td data-label="verdict"'
+            f' class="{kind}">{words}</td></tr>'
         )
     return "\n".join(lines)
 
@@ -103,7 +118,9 @@ def _figure(one: Saved) -> str:
 
 
 def _inline(svg: str, name: str) -> str:
-    """An SVG for the middle of a page: no XML prologue, its size left to the page, its ids apart from other figures'."""
+    """An SVG for the middle of a page: no XML prologue, its size left to the page, its ids apart
+    from other figures'.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)

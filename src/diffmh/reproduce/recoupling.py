@@ -18,12 +18,22 @@ SIZE, TEMPERATURE, SWEEPS, ALTERNATIVES = 12, 3.0, 6, 8
 def compute(key, fast: bool) -> Outcome:
     key_path, key_runs = jax.random.split(key)
     estimator = StochasticDerivative(alternatives=ALTERNATIVES)
-    path = trace(model.sampler(), TEMPERATURE, key_path, init=model.cold(SIZE), num_steps=1_000, estimator=estimator)
+    path = trace(
+        model.sampler(),
+        TEMPERATURE,
+        key_path,
+        init=model.cold(SIZE),
+        num_steps=1_000,
+        estimator=estimator,
+    )
     primal = np.asarray(jax.vmap(model.Spins.lattice)(path.primal))
     slots = np.asarray(jax.vmap(jax.vmap(model.Spins.lattice))(path.alternative))
     alive, born = np.asarray(path.alive), np.asarray(path.born)
     slots = np.where(alive[:, :, None, None], slots, primal[:, None])
-    above, below = ((slots >= primal[:, None]).all(axis=(2, 3)), (slots <= primal[:, None]).all(axis=(2, 3)))
+    above, below = (
+        (slots >= primal[:, None]).all(axis=(2, 3)),
+        (slots <= primal[:, None]).all(axis=(2, 3)),
+    )
     ordered = bool(np.all(above | below))
     differing = np.sum(slots != primal[:, None], axis=(2, 3))
     first, slot = window(born, alive, differing)
@@ -33,7 +43,12 @@ def compute(key, fast: bool) -> Outcome:
     reports = {}
     for name, flip in (("coupled", False), ("uncoupled", True)):
         energy = expectation(
-            model.energy, model.sampler(flip), init=model.cold(SIZE), num_samples=200, burn_in=100, num_chains=num_chains
+            model.energy,
+            model.sampler(flip),
+            init=model.cold(SIZE),
+            num_samples=200,
+            burn_in=100,
+            num_chains=num_chains,
         )
         reports[name] = energy.run(TEMPERATURE, jax.random.fold_in(key_runs, flip))
     data = {
@@ -66,14 +81,19 @@ def compute(key, fast: bool) -> Outcome:
         ),
     ]
     return Outcome(
-        data, f"L = {SIZE}, T = {TEMPERATURE}, checkerboard sweeps from a cold start; one of {ALTERNATIVES} alternatives.", rows
+        data,
+        f"L = {SIZE}, T = {TEMPERATURE}, checkerboard sweeps from a cold start; one of"
+        f" {ALTERNATIVES} alternatives.",
+        rows,
     )
 
 
 def window(born: np.ndarray, alive: np.ndarray, differing: np.ndarray) -> tuple[int, int]:
-    """The first sweep and the slot of an alternative, after sweep 100, that lives for all sweeps shown but the last.
+    """The first sweep and the slot of an alternative, after sweep 100, that lives for all sweeps
+    shown but the last.
 
-    Nothing replaces it on the way, and it has met the primal in the last. Of those, the one that differs in most cells at its most.
+    Nothing replaces it on the way, and it has met the primal in the last. Of those, the one that
+    differs in most cells at its most.
     """
     found = [
         (int(differing[start : start + SWEEPS, slot].max()), -start, slot)
@@ -96,8 +116,14 @@ def film(data) -> dict:
         "title": "Coupled lattices, sweep by sweep",
         "first": int(data["sweep"][0]),
         "frames": [
-            {"spins": bits(x), "differ": bits(np.where(x != y, 1, -1)), "weight": round(float(w) if alive else 0.0, 3)}
-            for x, y, w, alive in zip(data["primal"], data["alternative"], data["weight"], data["alive"], strict=True)
+            {
+                "spins": bits(x),
+                "differ": bits(np.where(x != y, 1, -1)),
+                "weight": round(float(w) if alive else 0.0, 3),
+            }
+            for x, y, w, alive in zip(
+                data["primal"], data["alternative"], data["weight"], data["alive"], strict=True
+            )
         ],
     }
 
@@ -107,8 +133,10 @@ EXPERIMENT = Experiment(
     figure=4,
     title="Recoupling lattices",
     shows=(
-        "The primal's spins (black and white) and the cells in which the alternative differs (red), over six successive"
-        " sweeps. Both get the same proposals and the same uniforms, so they keep their order and meet again."
+        "The primal's spins (black and white) and the cells in which the alternative differs (red),"
+        " over six successive"
+        " sweeps. Both get the same proposals and the same uniforms, so they keep their order and"
+        " meet again."
     ),
     compute=compute,
     draw=draw.figure,

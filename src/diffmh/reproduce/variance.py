@@ -41,7 +41,9 @@ def one_chain_variance(num_samples: int, estimator, key, num_chains: int) -> flo
     )
     p, slope = jax.jvp(lambda h: occupancy.per_chain(h, key), (H,), (1.0,))
     # A component that a short chain never visited adds nothing to the entropy.
-    derivative = -jnp.sum(jnp.where(p > 0, 1 + jnp.log(jnp.where(p > 0, p, 1.0)), 0.0) * slope, axis=1)
+    derivative = -jnp.sum(
+        jnp.where(p > 0, 1 + jnp.log(jnp.where(p > 0, p, 1.0)), 0.0) * slope, axis=1
+    )
     return float(np.var(np.asarray(derivative, float), ddof=1))
 
 
@@ -49,11 +51,18 @@ def compute(key, fast: bool) -> Outcome:
     lengths = (50, 500, 2000) if fast else (50, 200, 500, 2000, 5000)
     num_chains = 8_000 if fast else 20_000
     variances = {
-        name: np.array([one_chain_variance(n, estimator, jax.random.fold_in(key, n), num_chains) for n in lengths])
+        name: np.array(
+            [
+                one_chain_variance(n, estimator, jax.random.fold_in(key, n), num_chains)
+                for n in lengths
+            ]
+        )
         for name, estimator in ESTIMATORS.items()
     }
     rows = []
-    for n, one, two, score in zip(lengths, variances["one-sided"], variances["two-sided"], variances["score"], strict=True):
+    for n, one, two, score in zip(
+        lengths, variances["one-sided"], variances["two-sided"], variances["score"], strict=True
+    ):
         tolerance = 2.0 if n >= 2000 else 1.25
         near = lambda ours, known, factor: bool(known / factor <= ours <= known * factor)
         rows += [
@@ -73,13 +82,24 @@ def compute(key, fast: bool) -> Outcome:
                 "within 25 %" if n < 2000 else "within a factor 2",
                 near(score, PAPER["score"][n], tolerance),
             ),
-            Row(f"variance, two-sided / one-sided, N = {n}", "—", "—", f"{two / one:.3f}", "≤ 0.6", bool(two <= 0.6 * one)),
+            Row(
+                f"variance, two-sided / one-sided, N = {n}",
+                "—",
+                "—",
+                f"{two / one:.3f}",
+                "≤ 0.6",
+                bool(two <= 0.6 * one),
+            ),
         ]
     data = {"length": np.array(lengths), **{name: values for name, values in variances.items()}}
     data["paper_length"] = np.array(list(PAPER["one-sided"]))
     data["paper_one-sided"] = np.array(list(PAPER["one-sided"].values()))
     data["paper_score"] = np.array(list(PAPER["score"].values()))
-    return Outcome(data, f"h = {H}, burn-in {BURN_IN}, each variance over {num_chains:,} independent chains.", rows)
+    return Outcome(
+        data,
+        f"h = {H}, burn-in {BURN_IN}, each variance over {num_chains:,} independent chains.",
+        rows,
+    )
 
 
 EXPERIMENT = Experiment(
@@ -87,8 +107,10 @@ EXPERIMENT = Experiment(
     figure=5,
     title="Variance against the length of the chain",
     shows=(
-        "The variance of the derivative of the posterior's entropy from one chain. The stochastic derivative's falls"
-        " like 1/N, the score's grows. Below the paper's: two-sided weights, eight alternatives at a time, and the"
+        "The variance of the derivative of the posterior's entropy from one chain. The stochastic"
+        " derivative's falls"
+        " like 1/N, the score's grows. Below the paper's: two-sided weights, eight alternatives at"
+        " a time, and the"
         " covariance estimator, which needs a converged chain."
     ),
     compute=compute,

@@ -1,4 +1,6 @@
-"""Stochastic automatic differentiation: unbiased derivatives of plain JAX programs with discrete randomness."""
+"""Stochastic automatic differentiation: unbiased derivatives of plain JAX programs with discrete
+randomness.
+"""
 
 from .expectation import expectation as expectation
 from .marker import linear as linear

@@ -1,4 +1,6 @@
-"""expectation: the expectation of a program's result as a function that JAX differentiates without bias."""
+"""expectation: the expectation of a program's result as a function that JAX differentiates
+without bias.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,22 @@ _PRUNE = 0x7072756E
 
 
 def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Callable[..., PyTree]:
-    """`E[program(theta, key, *args)]` as a function `(theta, key, *args)`: one run of the program, whose derivative is unbiased.
+    """`E[program(theta, key, *args)]` as a function `(theta, key, *args)`: one run of the program,
+    whose derivative is unbiased.
 
     **Arguments**
 
-    - `program(theta, key, *args)`: plain JAX, with its discrete decisions drawn by `sad.bernoulli`, `sad.categorical` and so on. It
-      returns any pytree of numbers.
-    - `alternatives`: how many are followed at a time. The variance falls with it and the cost grows.
+    - `program(theta, key, *args)`: plain JAX, with its discrete decisions drawn by `sad.bernoulli`,
+      `sad.categorical` and so on. It returns any pytree of numbers.
+    - `alternatives`: how many are followed at a time. The variance falls with it and the cost
+      grows.
 
-    **Returns** a function of `theta` (any pytree of floats), `key` (a typed key) and `args` (data) to which `jax.grad`, `jax.jvp`,
-    `jax.jacobian`, `jax.vmap` and `jax.jit` apply. Its value is the program's. Average it over keys, or use `sad.run`.
+    **Returns** a function of `theta` (any pytree of floats), `key` (a typed key) and `args` (data)
+    to which `jax.grad`, `jax.jvp`, `jax.jacobian`, `jax.vmap` and `jax.jit` apply. Its value is the
+    program's. Average it over keys, or use `sad.run`.
 
-    **Refused**: whatever would make the derivative wrong, with the line of the program: see `docs/sad.md`.
+    **Refused**: whatever would make the derivative wrong, with the line of the program: see
+    `docs/sad.md`.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -48,7 +54,12 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
     >>> round(float(gradient(0.3, jax.random.split(jax.random.key(0), 20_000)).mean()), 1)
     0.6
     """
-    _validate.function(program, "sad.expectation(program)", "program", "program(theta, key, *args) -> pytree of numbers")
+    _validate.function(
+        program,
+        "sad.expectation(program)",
+        "program",
+        "program(theta, key, *args) -> pytree of numbers",
+    )
     num_slots = _validate.count(alternatives, "sad.expectation(alternatives=...)")
 
     def expected(theta, key=None, *args):
@@ -58,17 +69,25 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
         if _compat.closes_over_tracers(flat, theta, key, args):
             value = eqx.filter_closure_convert(value, theta, key, args)
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
-        value, jacobian = (eqx.Partial(mapped_over_chains, function) for function in (value, jacobian))
+        value, jacobian = (
+            eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
+        )
         return unflatten(differentiable(value, jacobian, theta, key, args))
 
     return expected
 
 
 def flattened(program, theta, key, args):
-    """The program with its result as one vector of floats, and how to put it into its own form again."""
-    shape = jax.eval_shape(lambda theta, key, args: _trees.strong(program(theta, key, *args)), theta, key, args)
+    """The program with its result as one vector of floats, and how to put it into its own form
+    again.
+    """
+    shape = jax.eval_shape(
+        lambda theta, key, args: _trees.strong(program(theta, key, *args)), theta, key, args
+    )
     as_float = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
-    unflatten = ravel_pytree(jax.tree.map(lambda leaf: as_float(jnp.zeros(leaf.shape, leaf.dtype)), shape))[1]
+    unflatten = ravel_pytree(
+        jax.tree.map(lambda leaf: as_float(jnp.zeros(leaf.shape, leaf.dtype)), shape)
+    )[1]
 
     def flat(theta, key, args):
         return ravel_pytree(jax.tree.map(as_float, _trees.strong(program(theta, key, *args))))[0]
@@ -90,12 +109,18 @@ def value_and_jacobian(
     analysis = analyse(program, program.inputs[: len(leaves)])
     refuse(analysis, program)
     directions, unravel = ravel_pytree(theta)
-    basis = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(jnp.eye(directions.size, dtype=directions.dtype))
+    basis = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(
+        jnp.eye(directions.size, dtype=directions.dtype)
+    )
     inputs = [Value(leaf, tangent) for leaf, tangent in zip(leaves, basis, strict=True)] + [
         Value(jnp.asarray(leaf)) for leaf in rest
     ]
     world = no_alternatives(
-        num_slots, directions.size, directions.dtype, jax.random.fold_in(key, _PRUNE), analysis.num_uniforms(program)
+        num_slots,
+        directions.size,
+        directions.dtype,
+        jax.random.fold_in(key, _PRUNE),
+        analysis.num_uniforms(program),
     )
     world, (result,) = evaluate(analysis, program, world, inputs, [True])
     return result.primal, result.tangents(directions.size, directions.dtype)

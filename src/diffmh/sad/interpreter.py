@@ -24,30 +24,51 @@ def evaluate(
 ) -> tuple[World, list[Value]]:
     """Runs a program. Outputs that `bank_outputs` marks are taken linearly.
 
-    `values` holds what still matters: a variable leaves it after its last use. A pending alternative is settled before another may
-    arise, before a loop or a conditional, and before equation `settle_before`.
+    `values` holds what still matters: a variable leaves it after its last use. A pending
+    alternative is settled before another may arise, before a loop or a conditional, and before
+    equation `settle_before`.
     """
     values = dict(zip(program.inputs, inputs, strict=True))
     last_use = _last_use(program)
     for index, equation in enumerate(program.equations):
-        interrupts = equation.control is not None or equation in analysis.branching or index == settle_before
+        interrupts = (
+            equation.control is not None or equation in analysis.branching or index == settle_before
+        )
         if world.pending is not None and interrupts:
             world, values = settle(world, values)
-        operands = [_read(world, values, *slot) for slot in zip(equation.inputs, analysis.banks(equation), strict=True)]
-        lasting = {variable: value for variable, value in values.items() if last_use.get(variable, -1) > index}
-        within = pin(world, lasting.values()) if equation.control is not None and equation in analysis.branching else world
+        operands = [
+            _read(world, values, *slot)
+            for slot in zip(equation.inputs, analysis.banks(equation), strict=True)
+        ]
+        lasting = {
+            variable: value
+            for variable, value in values.items()
+            if last_use.get(variable, -1) > index
+        }
+        within = (
+            pin(world, lasting.values())
+            if equation.control is not None and equation in analysis.branching
+            else world
+        )
         after, outputs = rule(equation)(analysis, within, equation, operands)
         if after.births is not world.births:
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
         world = after.replace(pinned=world.pinned)
         named = zip(equation.outputs, outputs, strict=True)
-        values = lasting | {name: bank(world, value) if name in analysis.linear else value for name, value in named}
-    return world, [_read(world, values, atom, flag) for atom, flag in zip(program.outputs, bank_outputs, strict=True)]
+        values = lasting | {
+            name: bank(world, value) if name in analysis.linear else value for name, value in named
+        }
+    return world, [
+        _read(world, values, atom, flag)
+        for atom, flag in zip(program.outputs, bank_outputs, strict=True)
+    ]
 
 
 def rule(equation: Equation) -> Rule:
-    """What has no rule of its own has passed the refusals: nothing that it depends on has a tangent or an alternative."""
+    """What has no rule of its own has passed the refusals: nothing that it depends on has a
+    tangent or an alternative.
+    """
     return RULES.get(equation.primitive, RULES["add"])
 
 
@@ -58,5 +79,7 @@ def _read(world: World, values: dict[Variable, Value], atom: Atom, linearly: boo
 
 
 def _last_use(program: Program) -> dict[Atom, int]:
-    uses = {atom: index for index, equation in enumerate(program.equations) for atom in equation.inputs}
+    uses = {
+        atom: index for index, equation in enumerate(program.equations) for atom in equation.inputs
+    }
     return uses | dict.fromkeys(program.outputs, len(program.equations))

@@ -14,8 +14,8 @@ LINEAR = "sad_linear"
 def linear(value: PyTree) -> PyTree:
     """`value`, which enters the program's result only linearly: it is turned into derivative here.
 
-    The analysis finds linear use by itself; the marker makes sure of it: a use that is not linear is an error that names the
-    marker's line. Integers and booleans become floats.
+    The analysis finds linear use by itself; the marker makes sure of it: a use that is not linear
+    is an error that names the marker's line. Integers and booleans become floats.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad

@@ -36,24 +36,34 @@ class Form:
         return jax.tree.leaves(_settled(proposals.move(proposal, x, noise)))
 
     def coupling_noise(self, key, arrays, x, num_steps):
-        """The coupling's own randomness for some steps, given the proposal's and its arrays; of `x` only the shapes count."""
+        """The coupling's own randomness for some steps, given the proposal's and its arrays; of
+        `x` only the shapes count.
+        """
         structures = jax.tree.structure(self.structure.unflatten(range(self.structure.num_leaves)))
         _, array_structure, _, x_structure = structures.children()
         proposal, coupling = eqx.combine(jax.tree.unflatten(array_structure, arrays), self.static)
-        return couplings.draw(coupling, proposal, key, jax.tree.unflatten(x_structure, x), num_steps)
+        return couplings.draw(
+            coupling, proposal, key, jax.tree.unflatten(x_structure, x), num_steps
+        )
 
     def couple(self, x_new, operands, alternative_x, coupling_noise):
         """`y'` beside `x'`, flat."""
         (proposal, coupling), noise, x = self.unflatten(operands)
         like_x = lambda leaves: jax.tree.unflatten(jax.tree.structure(x), leaves)
         y, x_new = like_x(alternative_x), like_x(x_new)
-        return jax.tree.leaves(couplings.couple(coupling, proposal, x, x_new, y, noise, coupling_noise))
+        return jax.tree.leaves(
+            couplings.couple(coupling, proposal, x, x_new, y, noise, coupling_noise)
+        )
 
 
-def propose(key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, x: PyTree) -> PyTree:
-    """`x' ~ q(· | x)`. In an alternative, `y'` is drawn by the coupling beside the primal's `x'`; `None` takes the proposal's best.
+def propose(
+    key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, x: PyTree
+) -> PyTree:
+    """`x' ~ q(· | x)`. In an alternative, `y'` is drawn by the coupling beside the primal's `x'`;
+    `None` takes the proposal's best.
 
-    **Refused**: a proposal that depends on theta or on a draw of the program, and a coupling that makes no sense for it.
+    **Refused**: a proposal that depends on theta or on a draw of the program, and a coupling that
+    makes no sense for it.
 
     >>> import jax, diffmh
     >>> from diffmh import sad
@@ -62,7 +72,11 @@ def propose(key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, 
     """
     where = "sad.propose(key, proposal, coupling, x)"
     _validate.instance(proposal, Proposal, where, "proposal")
-    chosen = couplings.best_coupling(proposal) if coupling is None else _validate.instance(coupling, Coupling, where, "coupling")
+    chosen = (
+        couplings.best_coupling(proposal)
+        if coupling is None
+        else _validate.instance(coupling, Coupling, where, "coupling")
+    )
     couplings.refuse_mismatch(chosen, proposal)
     key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
@@ -75,9 +89,13 @@ def propose(key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, 
 
 
 def _settled(tree: PyTree) -> PyTree:
-    """Rounded here and now, so that every use of `x'` sees the same bits: a chain that met another stays with it."""
+    """Rounded here and now, so that every use of `x'` sees the same bits: a chain that met
+    another stays with it.
+    """
     is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    return jax.tree.map(lambda leaf: _rounding.settle(leaf, jnp.isnan(leaf)) if is_float(leaf) else leaf, tree)
+    return jax.tree.map(
+        lambda leaf: _rounding.settle(leaf, jnp.isnan(leaf)) if is_float(leaf) else leaf, tree
+    )
 
 
 def _implementation(*operands, form, batches):
@@ -88,7 +106,10 @@ def _implementation(*operands, form, batches):
 
 
 def _abstract(*operands, form, batches):
-    return [_compat.shaped(operand.shape, operand.dtype) for operand in operands[len(operands) - form.sizes[-1] :]]
+    return [
+        _compat.shaped(operand.shape, operand.dtype)
+        for operand in operands[len(operands) - form.sizes[-1] :]
+    ]
 
 
 def _batched(*, form, batches):

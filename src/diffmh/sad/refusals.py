@@ -21,8 +21,10 @@ def refuse(analysis: Analysis, program: Program) -> None:
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
             raise NotDifferentiable(
-                f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result linearly, but it"
-                f" doesn't{_nonlinear_use(analysis, program, equation)}: take the marker away, or mark the last value that does."
+                f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result"
+                " linearly, but it"
+                f" doesn't{_nonlinear_use(analysis, program, equation)}: take the marker away, or"
+                " mark the last value that does."
             )
         if equation.control is None:
             _refuse_primitive(analysis, equation)
@@ -32,7 +34,8 @@ def _refuse_condition(analysis: Analysis, loop: _compat.While) -> None:
     for equation in loop.condition.equations:
         if equation in analysis.branching:
             raise NotDifferentiable(
-                f"A draw whose distribution depends on theta in the condition of a `while_loop`{_at(equation)}: draw in the"
+                "A draw whose distribution depends on theta in the condition of a"
+                f" `while_loop`{_at(equation)}: draw in the"
                 " body, and carry the decision to the condition."
             )
 
@@ -44,7 +47,9 @@ def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> st
         taken = [atom in reached for atom in equation.inputs]
         if equation.control is not None or not any(taken):
             continue
-        linear = primitives.linear_in(equation, [atom not in analysis.branched for atom in equation.inputs])
+        linear = primitives.linear_in(
+            equation, [atom not in analysis.branched for atom in equation.inputs]
+        )
         if any(is_taken and not flag for is_taken, flag in zip(taken, linear, strict=True)):
             return f" (`{equation.primitive}`{_at(equation)})"
         reached.update(equation.outputs)
@@ -57,7 +62,9 @@ def _inner_programs(equation: Equation) -> tuple[Program, ...]:
         return ()
     if isinstance(control, _compat.Scan):
         return (control.body,)
-    return control.branches if isinstance(control, _compat.Cond) else (control.condition, control.body)
+    return (
+        control.branches if isinstance(control, _compat.Cond) else (control.condition, control.body)
+    )
 
 
 def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
@@ -66,7 +73,9 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
     branched = any(atom in analysis.branched for atom in inputs)
     inside = _compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
-        raise NotDifferentiable(f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it.")
+        raise NotDifferentiable(
+            f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it."
+        )
     if not moving and not branched:
         return
     if name == PROPOSE:
@@ -74,15 +83,25 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
         return
     if name not in primitives.SMOOTH | primitives.JUMPS | primitives.EVALUATED:
         raise NotDifferentiable(
-            f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on theta or on a draw. Write"
+            f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on"
+            " theta or on a draw. Write"
             " that step in other operations, or register a rule with `sad.register`."
         )
     if moving and name in primitives.EVALUATED and name not in (SAMPLE, "is_finite"):
-        raise NotDifferentiable(f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on theta.")
-    if moving and primitives.jumps(equation) and any(atom in analysis.continuous for atom in inputs):
         raise NotDifferentiable(
-            f"`{name}`{_at(equation)} makes a step of a continuous random value that depends on theta: the derivative of how"
-            " often it steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use"
+            f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
+            " theta."
+        )
+    if (
+        moving
+        and primitives.jumps(equation)
+        and any(atom in analysis.continuous for atom in inputs)
+    ):
+        raise NotDifferentiable(
+            f"`{name}`{_at(equation)} makes a step of a continuous random value that depends on"
+            " theta: the derivative of how"
+            " often it steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)`"
+            " instead of `uniform < p`, or use"
             " another sampler of `diffmh.sad`."
         )
 
@@ -98,8 +117,10 @@ def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
             name == "proposal" and any(atom in analysis.branched for atom in part)
         ):
             raise NotDifferentiable(
-                f"`sad.propose`{_at(equation)}: the {name} depends on theta{' or on a draw' * (name == 'proposal')}, which"
-                " has no rule. Propose from a distribution that is free of theta, and let the accept decision depend on it."
+                f"`sad.propose`{_at(equation)}: the {name} depends on"
+                f" theta{' or on a draw' * (name == 'proposal')}, which"
+                " has no rule. Propose from a distribution that is free of theta, and let the"
+                " accept decision depend on it."
             )
 
 

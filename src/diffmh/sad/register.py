@@ -7,12 +7,15 @@ from typing import Literal
 from . import primitives
 
 
-def register(primitive: str, kind: Literal["smooth", "jump", "evaluated"], *, linear: bool = False) -> None:
+def register(
+    primitive: str, kind: Literal["smooth", "jump", "evaluated"], *, linear: bool = False
+) -> None:
     """Says how programs may use a primitive that `sad` does not know, by its name.
 
-    - `"smooth"`: continuous; its tangent is by JAX's JVP, its alternatives by evaluation. With `linear=True` it is linear in all
-      of its operands together.
-    - `"jump"`: a step function; as smooth between the steps, refused on continuous random values that depend on theta.
+    - `"smooth"`: continuous; its tangent is by JAX's JVP, its alternatives by evaluation. With
+      `linear=True` it is linear in all of its operands together.
+    - `"jump"`: a step function; as smooth between the steps, refused on continuous random values
+      that depend on theta.
     - `"evaluated"`: never differentiated; alternatives by evaluation.
 
     For a distribution of one's own make a `sad.Sampler`: it needs no registration.
@@ -20,7 +23,11 @@ def register(primitive: str, kind: Literal["smooth", "jump", "evaluated"], *, li
     >>> from diffmh import sad
     >>> sad.register("my_quantiser", "jump")
     """
-    tables = {"smooth": primitives.SMOOTH, "jump": primitives.JUMPS, "evaluated": primitives.EVALUATED}
+    tables = {
+        "smooth": primitives.SMOOTH,
+        "jump": primitives.JUMPS,
+        "evaluated": primitives.EVALUATED,
+    }
     if kind not in tables:
         raise ValueError(f"`sad.register(kind=...)` must be one of {list(tables)}, got {kind!r}.")
     tables[kind].add(primitive)

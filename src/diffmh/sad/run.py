@@ -1,4 +1,6 @@
-"""run: value and gradient of a program's expectation with their errors over independent replicates."""
+"""run: value and gradient of a program's expectation with their errors over independent
+replicates.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from .expectation import flattened, value_and_jacobian
 class Estimate(eqx.Module):
     """What `sad.run` returns. Print it.
 
-    `value` and `value_error` have the form of the program's result; `gradient` and `gradient_error` have at each of its leaves a
-    pytree like `theta`. Errors are standard errors over the replicates.
+    `value` and `value_error` have the form of the program's result; `gradient` and `gradient_error`
+    have at each of its leaves a pytree like `theta`. Errors are standard errors over the
+    replicates.
     """
 
     value: PyTree
@@ -45,7 +48,8 @@ def run(
     num_replicates: int = 1024,
     alternatives: int = 1,
 ) -> Estimate:
-    """Runs `program(theta, key, *args)` with independent keys: the mean of its results and of their derivatives, with errors.
+    """Runs `program(theta, key, *args)` with independent keys: the mean of its results and of their
+    derivatives, with errors.
 
     >>> import jax
     >>> from diffmh import sad
@@ -58,7 +62,10 @@ def run(
     num_slots = _validate.count(alternatives, "sad.run(alternatives=...)")
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     if not _validate.concrete(theta, key, args):
-        raise TypeError("`sad.run` makes a report for people and cannot be traced: use `sad.expectation` instead.")
+        raise TypeError(
+            "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
+            " instead."
+        )
     flat, unravel = flattened(program, theta, key, args)
     replicate = lambda key: value_and_jacobian(flat, num_slots, theta, key, args)
     values, jacobians = jax.jit(over_chains(replicate))(jax.random.split(key, count))

@@ -1,9 +1,11 @@
 """Values, and the alternatives that they belong to.
 
-Beside its primal a value has, where it needs them, a tangent, its values in the K alternatives that are followed, and its value
-in the *pending* alternative: the one that the latest draw gave rise to. It is pending until it is known what became of the draw;
-then the alternatives that agree with the primal in every value that still matters are dropped, and the pending one is pruned
-against the lightest of the others. Which of these a value has is known when the program is traced: without them it costs nothing.
+Beside its primal a value has, where it needs them, a tangent, its values in the K alternatives that
+are followed, and its value in the *pending* alternative: the one that the latest draw gave rise to.
+It is pending until it is known what became of the draw; then the alternatives that agree with the
+primal in every value that still matters are dropped, and the pending one is pruned against the
+lightest of the others. Which of these a value has is known when the program is traced: without them
+it costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from .. import alternatives
 
 
 class Value(eqx.Module):
-    """A value of the program: `tangent` has the P parameters, `alternative` the K slots as its leading axis."""
+    """A value of the program: `tangent` has the P parameters, `alternative` the K slots as its
+    leading axis.
+    """
 
     primal: Any
     tangent: Any = None
@@ -53,12 +57,14 @@ class Value(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What is kept once per program: the alternatives' weights, and how often each slot was given to a new one.
+    """What is kept once per program: the alternatives' weights, and how often each slot was given
+    to a new one.
 
-    A value that was computed when slot k had been given away `births[k]` times belongs to today's alternative iff the count is
-    still the same. `pinned` is that count wherever something outside of the running loop differs in the alternative, else −1;
-    `None` where nothing can. `uniforms` are for pruning, and `coupling_noise` holds what the equations that propose have had
-    drawn ahead of a loop.
+    A value that was computed when slot k had been given away `births[k]` times belongs to today's
+    alternative iff the count is still the same. `pinned` is that count wherever something outside
+    of the running loop differs in the alternative, else −1; `None` where nothing can. `uniforms`
+    are for pruning, and `coupling_noise` holds what the equations that propose have had drawn ahead
+    of a loop.
     """
 
     weight: Float[Array, "K P"]
@@ -98,7 +104,9 @@ class World:
         return self.replace(spawned=self.spawned + 1), jax.random.fold_in(self.key, self.spawned)
 
 
-def no_alternatives(num_slots: int, num_parameters: int, dtype: Any, key: Key[Array, ""], num_uniforms: int) -> World:
+def no_alternatives(
+    num_slots: int, num_parameters: int, dtype: Any, key: Key[Array, ""], num_uniforms: int
+) -> World:
     """The world at the start of a program."""
     key_uniforms, key_inner = jax.random.split(key)
     return World(
@@ -113,37 +121,52 @@ def no_alternatives(num_slots: int, num_parameters: int, dtype: Any, key: Key[Ar
 
 
 def bank(world: World, value: Value) -> Value:
-    """A value that enters the result linearly, turned into derivative: `ẋ + Σ_k W_k (x_k − x)`, and no alternative any more."""
+    """A value that enters the result linearly, turned into derivative: `ẋ + Σ_k W_k (x_k − x)`,
+    and no alternative any more.
+    """
     if not value.branched:
         return value
     tangent = value.tangents(world.num_parameters, world.weight.dtype)
     if value.alternative is not None:
-        tangent += weighted(world.weight, world.alive, value.alternative - value.primal).astype(tangent.dtype)
+        tangent += weighted(world.weight, world.alive, value.alternative - value.primal).astype(
+            tangent.dtype
+        )
     if value.pending is not None and world.pending is not None:
         weight = world.pending[None]
         alive = alternatives.norm(weight.T) != 0
-        tangent += weighted(weight, alive, (value.pending - value.primal)[None]).astype(tangent.dtype)
+        tangent += weighted(weight, alive, (value.pending - value.primal)[None]).astype(
+            tangent.dtype
+        )
     return Value(value.primal, tangent)
 
 
-def weighted(weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K ..."]) -> Float[Array, "P ..."]:
+def weighted(
+    weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K ..."]
+) -> Float[Array, "P ..."]:
     """`Σ_k W_k ⊗ difference_k` over the living."""
     flat = alternatives.weighted(weight, alive, difference.reshape(difference.shape[0], -1))
     return flat.reshape(weight.shape[1], *difference.shape[1:])
 
 
 def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Value]]:
-    """Drops the alternatives that met the primal in all of `values`, which still matter, and prunes the pending one."""
+    """Drops the alternatives that met the primal in all of `values`, which still matter, and
+    prunes the pending one.
+    """
     world = drop_recoupled(world, values.values())
     pending = world.pending
     if pending is None:
         return world, values
-    differs = functools.reduce(jnp.logical_or, (differs_pending(value) for value in values.values()), jnp.zeros((), bool))
+    differs = functools.reduce(
+        jnp.logical_or, (differs_pending(value) for value in values.values()), jnp.zeros((), bool)
+    )
     score = jnp.where(differs, alternatives.norm(pending), 0.0)
     world, uniform = world.uniform()
     weight, replaced = alternatives.compete(world.weight, pending, score, uniform)
     weight = jnp.where(jnp.isnan(score), jnp.nan, weight)
-    settled = {name: value if not value.branched else _give_away(world, value, replaced) for name, value in values.items()}
+    settled = {
+        name: value if not value.branched else _give_away(world, value, replaced)
+        for name, value in values.items()
+    }
     return world.replace(weight=weight, births=world.births + replaced, pending=None), settled
 
 
@@ -154,7 +177,9 @@ def _give_away(world: World, value: Value, replaced: Bool[Array, "K"]) -> Value:
 
 
 def drop_recoupled(world: World, values: Iterable[Value]) -> World:
-    """Alternatives that agree with the primal in everything that still matters will do so for ever: their weight becomes 0."""
+    """Alternatives that agree with the primal in everything that still matters will do so for
+    ever: their weight becomes 0.
+    """
     kept = jnp.isnan(alternatives.norm(world.weight.T))
     if world.pinned is not None:
         kept = kept | (world.pinned == world.births)
@@ -168,14 +193,23 @@ def pin(world: World, values: Iterable[Value]) -> World:
     if not branched:
         return world
     differs = functools.reduce(jnp.logical_or, map(differs_in_slots, branched))
-    return world.replace(pinned=jnp.where(differs, world.births, -1 if world.pinned is None else world.pinned))
+    return world.replace(
+        pinned=jnp.where(differs, world.births, -1 if world.pinned is None else world.pinned)
+    )
 
 
 def forget(value: Value, replaced: Bool[Array, "K"]) -> Value:
-    """A value from before the slots in `replaced` were given away: the new alternatives have it in common with the primal."""
+    """A value from before the slots in `replaced` were given away: the new alternatives have it
+    in common with the primal.
+    """
     if value.alternative is None:
         return value
-    return Value(value.primal, value.tangent, select_slots(replaced, value.primal[None], value.alternative), value.pending)
+    return Value(
+        value.primal,
+        value.tangent,
+        select_slots(replaced, value.primal[None], value.alternative),
+        value.pending,
+    )
 
 
 def select_slots(condition: Bool[Array, "K"], chosen: Any, other: Any) -> Any:
@@ -200,4 +234,8 @@ def differs_in_slots(value: Value) -> Any:
 
 
 def differs_pending(value: Value) -> Any:
-    return jnp.zeros((), bool) if value.pending is None else ~jnp.all(same(value.pending, value.primal))
+    return (
+        jnp.zeros((), bool)
+        if value.pending is None
+        else ~jnp.all(same(value.pending, value.primal))
+    )

@@ -1,4 +1,6 @@
-"""The Ising model on the periodic L×L square lattice: states, samplers, observables and exact answers."""
+"""The Ising model on the periodic L×L square lattice: states, samplers, observables and exact
+answers.
+"""
 
 from .exact import Exact as Exact
 from .exact import enumerated as enumerated

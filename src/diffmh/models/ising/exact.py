@@ -15,22 +15,43 @@ from .lattice import Parameter, parameter
 
 
 def log_partition(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
-    """Kaufman's log Z of the periodic L×L lattice without field at `K = θ/T` (Phys. Rev. 76, 1232, 1949).
+    """Kaufman's log Z of the periodic L×L lattice without field at `K = θ/T` (Phys. Rev. 76, 1232,
+    1949).
 
-        Z = ½ (2 sinh 2K)^{L²/2} [Π 2cosh(Lγ_{2r+1}/2) + Π 2sinh(Lγ_{2r+1}/2) + Π 2cosh(Lγ_{2r}/2) + Π 2sinh(Lγ_{2r}/2)]
+        Z = ½ (2 sinh 2K)^{L²/2} [Π 2cosh(Lγ_{2r+1}/2) + Π 2sinh(Lγ_{2r+1}/2) + Π 2cosh(Lγ_{2r}/2) +
+        Π 2sinh(Lγ_{2r}/2)]
 
-    with `cosh γ_k = cosh 2K coth 2K − cos(πk/L)` and `γ_0 = 2K + log tanh K`, of either sign. Evaluate it in double precision.
+    with `cosh γ_k = cosh 2K coth 2K − cos(πk/L)` and `γ_0 = 2K + log tanh K`, of either sign.
+    Evaluate it in double precision.
     """
     index = jnp.arange(1, 2 * size)
-    half = 0.5 * size * jnp.arccosh(jnp.cosh(2 * coupling) / jnp.tanh(2 * coupling) - jnp.cos(jnp.pi * index / size))
+    half = (
+        0.5
+        * size
+        * jnp.arccosh(
+            jnp.cosh(2 * coupling) / jnp.tanh(2 * coupling) - jnp.cos(jnp.pi * index / size)
+        )
+    )
     cosh, sinh = half + jnp.log1p(jnp.exp(-2 * half)), half + jnp.log1p(-jnp.exp(-2 * half))
     odd = index % 2 == 1
     over = lambda mask, terms: jnp.sum(jnp.where(mask, terms, 0.0))
     reference = over(odd, cosh)
     first = 0.5 * size * (2 * coupling + jnp.log(jnp.tanh(coupling)))
     rest = lambda terms, sign: jnp.exp(over(~odd, terms) - reference + sign * first)
-    bracket = 1 + jnp.exp(over(odd, sinh) - reference) + rest(cosh, 1) + rest(cosh, -1) + rest(sinh, 1) - rest(sinh, -1)
-    return 0.5 * size**2 * jnp.log(2 * jnp.sinh(2 * coupling)) + reference + jnp.log(bracket) - jnp.log(2.0)
+    bracket = (
+        1
+        + jnp.exp(over(odd, sinh) - reference)
+        + rest(cosh, 1)
+        + rest(cosh, -1)
+        + rest(sinh, 1)
+        - rest(sinh, -1)
+    )
+    return (
+        0.5 * size**2 * jnp.log(2 * jnp.sinh(2 * coupling))
+        + reference
+        + jnp.log(bracket)
+        - jnp.log(2.0)
+    )
 
 
 class Exact(NamedTuple):
@@ -65,16 +86,21 @@ def _averages(size: int):
 
 
 def enumerated(size: int, theta: Parameter | Any) -> Exact:
-    """Exact averages of a lattice of size at most 4 over all its `2^(L²)` states, with any interaction and field.
+    """Exact averages of a lattice of size at most 4 over all its `2^(L²)` states, with any
+    interaction and field.
 
-    With κ_n the cumulants of H: `E = κ_1`, `C = κ_2/T²` and, the interaction and field being fixed, `dC/dT = κ_3/T⁴ − 2κ_2/T³`.
+    With κ_n the cumulants of H: `E = κ_1`, `C = κ_2/T²` and, the interaction and field being fixed,
+    `dC/dT = κ_3/T⁴ − 2κ_2/T³`.
 
     >>> from diffmh.models import ising
     >>> round(ising.enumerated(4, 3.0).energy, 6) == round(ising.exact(4, 3.0).energy, 6)
     True
     """
     if not 2 <= _validate.count(size, "enumerated(size=...)") <= 4:
-        raise ValueError(f"`enumerated(size=...)` goes over all states and takes sizes from 2 to 4, got {size}: see `exact`.")
+        raise ValueError(
+            f"`enumerated(size=...)` goes over all states and takes sizes from 2 to 4, got {size}:"
+            " see `exact`."
+        )
     temperature, interaction, field = (float(value) for value in parameter(theta))
     codes = np.arange(2 ** (size * size), dtype=np.int64)
     x = 1 - 2 * ((codes[:, None] >> np.arange(size * size)) & 1).reshape(-1, size, size)
@@ -84,11 +110,16 @@ def enumerated(size: int, theta: Parameter | Any) -> Exact:
     weight /= weight.sum()
     mean = np.sum(weight * energy)
     second, third = (np.sum(weight * (energy - mean) ** n) for n in (2, 3))
-    return Exact(float(mean), float(second / temperature**2), float(third / temperature**4 - 2 * second / temperature**3))
+    return Exact(
+        float(mean),
+        float(second / temperature**2),
+        float(third / temperature**4 - 2 * second / temperature**3),
+    )
 
 
 def peak(size: int, interaction: float = 1.0) -> float:
-    """The temperature at which the heat capacity of the L×L lattice is greatest, by bisection of `dC/dT` (Kaufman).
+    """The temperature at which the heat capacity of the L×L lattice is greatest, by bisection of
+    `dC/dT` (Kaufman).
 
     >>> from diffmh.models import ising
     >>> round(ising.peak(12), 4)
@@ -97,5 +128,9 @@ def peak(size: int, interaction: float = 1.0) -> float:
     low, high = 1.5 * interaction, 4.0 * interaction
     while high - low > 1e-10 * interaction:
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if exact(size, middle, interaction).heat_capacity_slope > 0 else (low, middle)
+        low, high = (
+            (middle, high)
+            if exact(size, middle, interaction).heat_capacity_slope > 0
+            else (low, middle)
+        )
     return 0.5 * (low + high)

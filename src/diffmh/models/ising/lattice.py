@@ -1,7 +1,9 @@
-"""The periodic L×L lattice, `H = −θ Σ x_i x_j − h Σ x_i`, at temperature T with k_B = 1: states and observables.
+"""The periodic L×L lattice, `H = −θ Σ x_i x_j − h Σ x_i`, at temperature T with k_B = 1: states and
+observables.
 
-A state is a lattice of spins ±1 of shape (L, L), or, for even L, the same by the colours of the checkerboard: the sites of one
-colour have all their neighbours in the other, so they decide independently given it.
+A state is a lattice of spins ±1 of shape (L, L), or, for even L, the same by the colours of the
+checkerboard: the sites of one colour have all their neighbours in the other, so they decide
+independently given it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from ... import _validate
 
 
 class Parameter(NamedTuple):
-    """What may be differentiated. A kernel takes it as theta, or a bare temperature for `interaction=1, field=0`."""
+    """What may be differentiated. A kernel takes it as theta, or a bare temperature for
+    `interaction=1, field=0`.
+    """
 
     temperature: Any
     interaction: Any = 1.0
@@ -25,7 +29,9 @@ class Parameter(NamedTuple):
 
 
 class Spins(eqx.Module):
-    """A lattice of spins ±1 by colour. Row i of `black` holds the columns of the parity of i, row i of `white` the others."""
+    """A lattice of spins ±1 by colour. Row i of `black` holds the columns of the parity of i,
+    row i of `white` the others.
+    """
 
     black: Int[Array, "L half"]
     white: Int[Array, "L half"]
@@ -39,7 +45,10 @@ class Spins(eqx.Module):
     def lattice(self) -> Int[Array, "L L"]:
         """The spins by row and column."""
         even = jnp.arange(self.black.shape[0])[:, None] % 2 == 0
-        first, second = jnp.where(even, self.black, self.white), jnp.where(even, self.white, self.black)
+        first, second = (
+            jnp.where(even, self.black, self.white),
+            jnp.where(even, self.white, self.black),
+        )
         return jnp.stack([first, second], axis=-1).reshape(self.black.shape[0], -1)
 
 
@@ -51,10 +60,15 @@ def spins(lattice: Int[Array, "L L"]) -> Spins:
     lattice = jnp.asarray(lattice)
     size = lattice.shape[0]
     if lattice.ndim != 2 or lattice.shape != (size, size) or size % 2 or size < 4:
-        raise ValueError(f"`spins(lattice)` takes a square lattice of even size at least 4, got shape {lattice.shape}.")
+        raise ValueError(
+            "`spins(lattice)` takes a square lattice of even size at least 4, got shape"
+            f" {lattice.shape}."
+        )
     pairs = lattice.reshape(size, size // 2, 2)
     even = jnp.arange(size)[:, None] % 2 == 0
-    return Spins(jnp.where(even, pairs[..., 0], pairs[..., 1]), jnp.where(even, pairs[..., 1], pairs[..., 0]))
+    return Spins(
+        jnp.where(even, pairs[..., 0], pairs[..., 1]), jnp.where(even, pairs[..., 1], pairs[..., 0])
+    )
 
 
 def cold(size: int) -> Spins:
@@ -66,7 +80,8 @@ def neighbours(x: Spins, colour: int) -> Int[Array, "L half"]:
     """The sum of the four neighbours of each site of a colour, all of the other colour."""
     other = x.colour(1 - colour)
     even = jnp.arange(other.shape[0])[:, None] % 2 == 0
-    # Beside site k of its row stand the other colour's site k, and k − 1 or k + 1 by the parity of row and colour.
+    # Beside site k of its row stand the other colour's site k, and k − 1 or k + 1 by the parity of
+    # row and colour.
     before, after = jnp.roll(other, 1, axis=1), jnp.roll(other, -1, axis=1)
     beside = jnp.where(even, before, after) if colour == 0 else jnp.where(even, after, before)
     return jnp.roll(other, 1, axis=0) + jnp.roll(other, -1, axis=0) + other + beside
@@ -75,7 +90,9 @@ def neighbours(x: Spins, colour: int) -> Int[Array, "L half"]:
 def bonds(x: State) -> Float[Array, ""]:
     """`Σ x_i x_j` over the 2L² bonds."""
     by_site = lambda x: x * (jnp.roll(x, 1, axis=0) + jnp.roll(x, 1, axis=1))
-    products = x.black * neighbours(x, 0) if isinstance(x, Spins) else by_site(x)  # each bond has one black end
+    products = (
+        x.black * neighbours(x, 0) if isinstance(x, Spins) else by_site(x)
+    )  # each bond has one black end
     return jnp.sum(products.astype(jnp.int32)).astype(float)
 
 
@@ -96,18 +113,23 @@ def energy_moments(theta: Parameter | Any, x: State) -> tuple[Float[Array, ""], 
     return value, value**2
 
 
-def excitation_moments(theta: Parameter | Any, x: State) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`H − H_0` and its square, from the ground state's `H_0 = −2θL²` without field: f for the heat capacity in float32.
+def excitation_moments(
+    theta: Parameter | Any, x: State
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`H − H_0` and its square, from the ground state's `H_0 = −2θL²` without field: f for the heat
+    capacity in float32.
 
-    A variance does not depend on the origin. From the ground state both moments are small where the variance is, so that their
-    difference keeps its digits at low temperature.
+    A variance does not depend on the origin. From the ground state both moments are small where the
+    variance is, so that their difference keeps its digits at low temperature.
     """
     sites = sum(part.size for part in jax.tree.leaves(x))
     value = energy(theta, x) + 2 * sites * parameter(theta).interaction
     return value, value**2
 
 
-def heat_capacity(theta: Parameter | Any, moments: tuple[Float[Array, ""], Float[Array, ""]]) -> Float[Array, ""]:
+def heat_capacity(
+    theta: Parameter | Any, moments: tuple[Float[Array, ""], Float[Array, ""]]
+) -> Float[Array, ""]:
     """`C = (E[H²] − E[H]²)/T²`, for `diffmh.compose`."""
     return (moments[1] - moments[0] ** 2) / parameter(theta).temperature ** 2
 

@@ -1,4 +1,6 @@
-"""Sweeps over the lattice: the checkerboard's half-sweeps, and the paper's, site by site in random order."""
+"""Sweeps over the lattice: the checkerboard's half-sweeps, and the paper's, site by site in
+random order.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,14 @@ from ...parameters import Dual, Parameters
 from .lattice import Spins, energy, neighbours, parameter
 
 
-def decide(parameters: Parameters, mine: Array, around: Array, words: UInt32[Array, "..."], flip: bool):
-    """What is proposed to each site, whether it is accepted, and `log r`: one random word per site holds spin and uniform."""
-    # The uniform from the high 24 bits, the proposed spin from the lowest. Conversion of signed integers is the fast one.
+def decide(
+    parameters: Parameters, mine: Array, around: Array, words: UInt32[Array, "..."], flip: bool
+):
+    """What is proposed to each site, whether it is accepted, and `log r`: one random word per
+    site holds spin and uniform.
+    """
+    # The uniform from the high 24 bits, the proposed spin from the lowest. Conversion of signed
+    # integers is the fast one.
     uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
     drawn = (2 * (words & 1).astype(jnp.int32) - 1).astype(mine.dtype)
     proposed = -mine if flip else drawn
@@ -24,16 +31,19 @@ def decide(parameters: Parameters, mine: Array, around: Array, words: UInt32[Arr
         theta = parameter(theta)
         return change * (theta.interaction * around + theta.field) / theta.temperature
 
-    ratio = parameters.evaluate(log_ratio, (proposed - mine).astype(jnp.float32), around.astype(jnp.float32))
+    ratio = parameters.evaluate(
+        log_ratio, (proposed - mine).astype(jnp.float32), around.astype(jnp.float32)
+    )
     return proposed, parameters.whole(accept(uniform, ratio.value)), ratio
 
 
 class HalfSweep(AcceptReject):
-    """All sites of one colour at once. One random word per site holds its proposal and its accept uniform.
+    """All sites of one colour at once. One random word per site holds its proposal and its accept
+    uniform.
 
-    With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the alternative gets the same
-    proposals and uniforms: a monotone coupling. With `flip=True` each site is proposed to flip, the paper's "uncoupled": chains
-    rarely meet.
+    With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the
+    alternative gets the same proposals and uniforms: a monotone coupling. With `flip=True` each
+    site is proposed to flip, the paper's "uncoupled": chains rarely meet.
     """
 
     colour: int = eqx.field(static=True)
@@ -55,12 +65,20 @@ class HalfSweep(AcceptReject):
         proposed, accepted, log_ratio = self._decide(parameters, state.x, noise)
         before = state.x.colour(self.colour)
         after = state.x.with_colour(self.colour, jnp.where(accepted, proposed, before))
-        return Step(state, State(state.x.with_colour(self.colour, proposed), None), State(after, None), accepted, log_ratio)
+        return Step(
+            state,
+            State(state.x.with_colour(self.colour, proposed), None),
+            State(after, None),
+            accepted,
+            log_ratio,
+        )
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
         y = alternative.x
         proposed, accepted, _ = self._decide(parameters, y, noise)
-        return State(y.with_colour(self.colour, jnp.where(accepted, proposed, y.colour(self.colour))), None)
+        return State(
+            y.with_colour(self.colour, jnp.where(accepted, proposed, y.colour(self.colour))), None
+        )
 
     def flipped(self, step, index):
         before, proposed = step.before.x.colour(self.colour), step.proposed.x.colour(self.colour)
@@ -76,9 +94,13 @@ class HalfSweep(AcceptReject):
     def forgetful(self):
         return self
 
-    def _decide(self, parameters: Parameters, x: Spins, words) -> tuple[Array, Bool[Array, "L half"], Dual]:
+    def _decide(
+        self, parameters: Parameters, x: Spins, words
+    ) -> tuple[Array, Bool[Array, "L half"], Dual]:
         x = parameters.whole(x)
-        return decide(parameters, x.colour(self.colour), neighbours(x, self.colour), words, self.flip)
+        return decide(
+            parameters, x.colour(self.colour), neighbours(x, self.colour), words, self.flip
+        )
 
 
 class SiteUpdate(AcceptReject):
@@ -106,7 +128,10 @@ class SiteUpdate(AcceptReject):
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
         proposed, accepted, _ = self._decide(parameters, alternative.x, noise)
-        return State(self._with(alternative.x, jnp.where(accepted, proposed, self._at(alternative.x, 0, 0))), None)
+        return State(
+            self._with(alternative.x, jnp.where(accepted, proposed, self._at(alternative.x, 0, 0))),
+            None,
+        )
 
     def flipped(self, step, index):
         return _trees.select(step.accepted, step.before, step.proposed)
@@ -132,7 +157,9 @@ class SiteUpdate(AcceptReject):
 
 
 class SequentialSweep(Kernel):
-    """The paper's sweep: every site of the lattice in turn, rows and columns in an order drawn anew for each sweep."""
+    """The paper's sweep: every site of the lattice in turn, rows and columns in an order drawn
+    anew for each sweep.
+    """
 
     size: int = eqx.field(static=True)
     flip: bool = eqx.field(static=True, default=False)
@@ -149,7 +176,9 @@ class SequentialSweep(Kernel):
         updates = jax.vmap(lambda key: draw(self.steps()[0], key), out_axes=1)(site_keys)
         num_sweeps = jax.tree.leaves(updates)[0].shape[0]
         permute = lambda key: jax.random.permutation(key, self.size)
-        orders = jax.vmap(permute)(jax.random.split(key_order, 2 * num_sweeps)).reshape(num_sweeps, 2, self.size)
+        orders = jax.vmap(permute)(jax.random.split(key_order, 2 * num_sweeps)).reshape(
+            num_sweeps, 2, self.size
+        )
         return orders, updates
 
     def fold(self, advance, carry, noise):
@@ -175,7 +204,8 @@ def sampler(flip: bool = False) -> Cycle:
 
 
 def sequential(size: int, flip: bool = False) -> SequentialSweep:
-    """The paper's sweep over a lattice of any size, whose state is an (L, L) array: slower than `sampler`, for comparison.
+    """The paper's sweep over a lattice of any size, whose state is an (L, L) array: slower than
+    `sampler`, for comparison.
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> from diffmh.models import ising
