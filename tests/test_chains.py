@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diffmh
-from diffmh._chains import over_chains
+from diffmh._lowering.chains import over_chains
 
 X = jax.random.normal(jax.random.key(0), (3, 4, 5))
 TABLE = jnp.arange(10.0, 17.0)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from . import _compat, _validate
+from . import _validate
+from ._lowering import compat
 from .parameters import jacobian
 from .simulation import Simulation, flatten, run
 
@@ -57,7 +58,7 @@ def admit(
     _check_densities(simulation, theta, x, args)
     f = lambda theta, x: _validate.numbers(simulation.f(theta, x, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, x))
-    f_depends_on_theta = _compat.depends_on(f, theta, x)
+    f_depends_on_theta = compat.depends_on(f, theta, x)
     if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
             "`log_density` does not depend on `theta` in a way that moves the distribution of x"
@@ -145,7 +146,7 @@ def _density_depends_on_theta(simulation, theta, x, args) -> bool:
         return jacobian(lambda theta: step.log_density(theta, x, *args), theta)
 
     return any(
-        _compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta)
+        compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta)
         for step in simulation.kernel.steps()
     )
 
@@ -158,4 +159,4 @@ def _closes_over_tracers(simulation, theta, key, args) -> bool:
             simulation.plain(), theta, key, eqx.combine(arrays, static), differentiate=False
         ).observed.value
 
-    return _compat.closes_over_tracers(probe, theta, key, arrays)
+    return compat.closes_over_tracers(probe, theta, key, arrays)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._compat import Tracer
+from ._lowering.compat import Tracer
 
 
 class NotDifferentiable(TypeError):

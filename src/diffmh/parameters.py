@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Inexact, PyTree
 
-from . import _rounding
+from ._lowering import rounding
 
 
 class Dual(eqx.Module):
@@ -69,17 +69,17 @@ class Parameters(eqx.Module):
         """`tree`, rounded here and now: what decides the primal's path is settled, so that it is
         bit-identical in every program.
         """
-        return _rounding.settle(tree, self.never[0])
+        return rounding.settle(tree, self.never[0])
 
     def apart(self, tree: PyTree) -> PyTree:
         """`tree` again, for computations that are to share no intermediate result with those
         from `tree` itself.
         """
-        return _rounding.settle(tree, self.never[1])
+        return rounding.settle(tree, self.never[1])
 
     def whole(self, tree: PyTree) -> PyTree:
         """`tree`, computed once and kept."""
-        return _rounding.whole(tree, self.never[0])
+        return rounding.whole(tree, self.never[0])
 
     def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
         """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.

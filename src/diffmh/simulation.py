@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from . import _rounding, _trees
-from ._chains import over_chains
+from . import _trees
+from ._lowering import rounding
+from ._lowering.chains import over_chains
 from ._sums import CompensatedSum
 from .counts import Batches, Counts
 from .estimators import Estimator, ValueOnly
@@ -136,7 +137,7 @@ class Loop(eqx.Module):
         return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words), num_steps))
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
-        return Parameters(self.theta, self.args, _rounding.never(key, (2,)), self.differentiate)
+        return Parameters(self.theta, self.args, rounding.never(key, (2,)), self.differentiate)
 
     def start(self) -> tuple[Chain, Bool[Array, "C"]]:
         """All chains at their start, and which of them may be run: those whose log density is

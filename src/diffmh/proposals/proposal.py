@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
-from .. import _rounding
+from .._lowering import rounding
 
 
 class Proposal(eqx.Module):
@@ -65,8 +65,8 @@ class NoiseProposal(Proposal):
     def sample(self, key: Key[Array, ""], x: PyTree) -> PyTree:
         noise = jax.tree.map(lambda leaf: leaf[0], self.noise(key, x, 1))
         # Settled, so that every use of the sample within a program sees the same bits.
-        never = _rounding.never(jax.random.fold_in(key, 0x6E6576))
-        return _rounding.settle(self.move(x, _rounding.settle(noise, never)), never)
+        never = rounding.never(jax.random.fold_in(key, 0x6E6576))
+        return rounding.settle(self.move(x, rounding.settle(noise, never)), never)
 
 
 def draw(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:

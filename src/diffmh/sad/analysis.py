@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .._compat import Cond, Equation, Program, Scan, Variable, While
-from .._compat import Constant as Constant
+from .._lowering.program import Cond, Equation, Program, Scan, Variable, While
+from .._lowering.program import Constant as Constant
 from . import primitives
 from .samplers import SAMPLE
 

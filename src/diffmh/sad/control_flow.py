@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compat import Cond, Constant, Equation, Program, Scan, While
+from .._lowering.program import Cond, Constant, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
 from .propose import PROPOSE

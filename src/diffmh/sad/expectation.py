@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from .. import _compat, _trees, _validate
-from .._chains import mapped_over_chains
+from .. import _trees, _validate
 from .._differentiable import differentiable
+from .._lowering import compat
+from .._lowering.chains import mapped_over_chains
 from . import control_flow as control_flow
 from . import rules as rules
 from .analysis import analyse
@@ -66,7 +67,7 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
         theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
         flat, unflatten = flattened(program, theta, key, args)
         value, jacobian = flat, eqx.Partial(value_and_jacobian, flat, num_slots)
-        if _compat.closes_over_tracers(flat, theta, key, args):
+        if compat.closes_over_tracers(flat, theta, key, args):
             value = eqx.filter_closure_convert(value, theta, key, args)
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
         value, jacobian = (
@@ -105,7 +106,7 @@ def value_and_jacobian(
         jax.tree.unflatten(structure, flat_inputs[: len(leaves)]),
         *jax.tree.unflatten(rest_structure, flat_inputs[len(leaves) :]),
     )
-    program, _ = _compat.program(function, *leaves, *rest)
+    program, _ = compat.program(function, *leaves, *rest)
     analysis = analyse(program, program.inputs[: len(leaves)])
     refuse(analysis, program)
     directions, unravel = ravel_pytree(theta)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from .._compat import Constant, Equation, Program, Variable
+from .._lowering.program import Constant, Equation, Program, Variable
 from .analysis import Analysis, Atom
 from .values import Value, World, bank, forget, pin, settle
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .. import _compat, _trees
+from .. import _trees
+from .._lowering import compat
 
 LINEAR = "sad_linear"
 
@@ -27,4 +28,4 @@ def linear(value: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: _linear(real(leaf))[0], _trees.strong(value))
 
 
-_linear = _compat.new_primitive(LINEAR, lambda x: [x], lambda x: [_compat.shaped(x.shape, x.dtype)])
+_linear = compat.new_primitive(LINEAR, lambda x: [x], lambda x: [compat.shaped(x.shape, x.dtype)])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from .._compat import Constant, Equation, Variable
+from .._lowering.program import Constant, Equation, Variable
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE

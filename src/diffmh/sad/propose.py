@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from .. import _compat, _rounding, _trees, _validate, couplings, proposals
+from .. import _trees, _validate, couplings, proposals
+from .._lowering import compat, rounding
 from ..couplings import Coupling
 from ..proposals import Proposal
 
@@ -94,7 +95,7 @@ def _settled(tree: PyTree) -> PyTree:
     """
     is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
     return jax.tree.map(
-        lambda leaf: _rounding.settle(leaf, jnp.isnan(leaf)) if is_float(leaf) else leaf, tree
+        lambda leaf: rounding.settle(leaf, jnp.isnan(leaf)) if is_float(leaf) else leaf, tree
     )
 
 
@@ -107,7 +108,7 @@ def _implementation(*operands, form, batches):
 
 def _abstract(*operands, form, batches):
     return [
-        _compat.shaped(operand.shape, operand.dtype)
+        compat.shaped(operand.shape, operand.dtype)
         for operand in operands[len(operands) - form.sizes[-1] :]
     ]
 
@@ -116,4 +117,4 @@ def _batched(*, form, batches):
     return {"form": form, "batches": batches + 1}
 
 
-_propose = _compat.new_primitive(PROPOSE, _implementation, _abstract, _batched)
+_propose = compat.new_primitive(PROPOSE, _implementation, _abstract, _batched)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import _compat
-from .._compat import Equation, Program
+from .._lowering import compat
+from .._lowering.program import Cond, Equation, Program, Scan, While
 from .._validate import NotDifferentiable
 from . import primitives
 from .analysis import Analysis
@@ -17,7 +17,7 @@ def refuse(analysis: Analysis, program: Program) -> None:
     for equation in program.equations:
         for inner in _inner_programs(equation):
             refuse(analysis, inner)
-        if isinstance(equation.control, _compat.While):
+        if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
             raise NotDifferentiable(
@@ -30,7 +30,7 @@ def refuse(analysis: Analysis, program: Program) -> None:
             _refuse_primitive(analysis, equation)
 
 
-def _refuse_condition(analysis: Analysis, loop: _compat.While) -> None:
+def _refuse_condition(analysis: Analysis, loop: While) -> None:
     for equation in loop.condition.equations:
         if equation in analysis.branching:
             raise NotDifferentiable(
@@ -60,18 +60,16 @@ def _inner_programs(equation: Equation) -> tuple[Program, ...]:
     control = equation.control
     if control is None:
         return ()
-    if isinstance(control, _compat.Scan):
+    if isinstance(control, Scan):
         return (control.body,)
-    return (
-        control.branches if isinstance(control, _compat.Cond) else (control.condition, control.body)
-    )
+    return control.branches if isinstance(control, Cond) else (control.condition, control.body)
 
 
 def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
     name, inputs = equation.primitive, equation.inputs
     moving = any(atom in analysis.tangent for atom in inputs)
     branched = any(atom in analysis.branched for atom in inputs)
-    inside = _compat.inner_primitives(equation)
+    inside = compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
         raise NotDifferentiable(
             f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it."

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import alternatives
-from .._compat import Equation
+from .._lowering.program import Equation
 from . import primitives
 from .analysis import Analysis
 from .interpreter import RULES

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate
-from .._chains import over_chains
+from .._lowering.chains import over_chains
 from ..report import gradient_tree, mean_and_error, with_errors
 from .expectation import flattened, value_and_jacobian
 

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .. import _compat, _validate
+from .. import _validate
+from .._lowering import compat
 from ..proposals.finite import index_from_uniform
 
 
@@ -112,11 +113,11 @@ def _abstract(uniform, *parameters, sampler):
     result = jax.eval_shape(
         sampler.draw, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (uniform, *parameters))
     )
-    return [_compat.shaped(result.shape, result.dtype)]
+    return [compat.shaped(result.shape, result.dtype)]
 
 
 SAMPLE = "sad_sample"
-_sample = _compat.new_primitive(
+_sample = compat.new_primitive(
     SAMPLE, lambda *operands, sampler: [sampler.draw(*operands)], _abstract
 )
 

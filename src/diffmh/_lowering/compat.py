@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -13,6 +12,8 @@ import jax
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
+
+from .program import Cond, Constant, Equation, Program, Scan, Variable, While
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
@@ -37,93 +38,6 @@ def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
     """
     consts = jax.make_jaxpr(function)(*arguments).consts
     return any(isinstance(const, Tracer) for const in consts)
-
-
-# Programs: a jaxpr with its calls inlined, in terms of our own, so that nothing else reads a
-# jaxpr's parameters.
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Variable:
-    """A value's place in a program."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Constant:
-    """A literal, or a value that the program closes over."""
-
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Program:
-    """Equations in order, from inputs to outputs."""
-
-    inputs: tuple[Variable, ...]
-    equations: tuple[Equation, ...]
-    outputs: tuple[Variable | Constant, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scan:
-    """`body(*constants, *carry, *slice of xs) -> (*carry, *slice of ys)`."""
-
-    body: Program
-    num_constants: int
-    num_carry: int
-    length: int
-    reverse: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class While:
-    """`condition(*condition constants, *carry)`, `body(*body constants, *carry) -> carry`."""
-
-    condition: Program
-    body: Program
-    num_condition_constants: int
-    num_body_constants: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Cond:
-    """`branches[index](*operands)`; the index is the equation's first input."""
-
-    branches: tuple[Program, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Equation:
-    """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a
-    conditional.
-    """
-
-    primitive: str
-    inputs: tuple[Variable | Constant, ...]
-    outputs: tuple[Variable, ...]
-    params: dict[str, Any]
-    control: Scan | While | Cond | None
-    _equation: Any
-    _called_at: str
-
-    @property
-    def where(self) -> str:
-        """The line of user code that it comes from, as far as is known."""
-        return _where(self._equation) or self._called_at
-
-    def bind(self, *operands: Any, **changed: Any) -> tuple[Any, ...]:
-        """The primitive itself, under whatever transformations the operands are traced by, with
-        some parameters changed.
-        """
-        primitive = self._equation.primitive
-        with self._equation.ctx.manager:
-            outputs = primitive.bind(
-                *operands, **primitive.get_bind_params({**self._equation.params, **changed})
-            )
-        return tuple(outputs) if primitive.multiple_results else (outputs,)
 
 
 _CALLS = {
@@ -198,10 +112,27 @@ def _inline(
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
             control = _control(equation, calls, called_at)
             equations.append(
-                Equation(name, inputs, outputs, equation.params, control, equation, called_at)
+                Equation(
+                    name,
+                    inputs,
+                    outputs,
+                    equation.params,
+                    control,
+                    _where(equation) or called_at,
+                    functools.partial(_bind, equation),
+                )
             )
         names.update(zip(equation.outvars, outputs, strict=True))
     return tuple(map(look_up, jaxpr.outvars))
+
+
+def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
+    primitive = equation.primitive
+    with equation.ctx.manager:
+        outputs = primitive.bind(
+            *operands, **primitive.get_bind_params({**equation.params, **changed})
+        )
+    return tuple(outputs) if primitive.multiple_results else (outputs,)
 
 
 def _fresh(variable: Any) -> Variable:
@@ -254,8 +185,11 @@ def inner_primitives(equation: Equation) -> set[str]:
     return found
 
 
-_NOT_USER_CODE = tuple(
-    str(pathlib.Path(file).parent) for file in (jax.__file__, equinox.__file__, __file__) if file
+# JAX, equinox, and diffmh itself.
+_NOT_USER_CODE = (
+    str(pathlib.Path(jax.__file__).parent),
+    str(pathlib.Path(equinox.__file__).parent),
+    str(pathlib.Path(__file__).parent.parent),
 )
 
 

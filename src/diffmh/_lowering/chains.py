@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Key, PyTree
 
-from . import _compat, _random
-from ._compat import Cond, Constant, Equation, Program, Scan, Variable
+from . import compat, threefry
+from .program import Cond, Constant, Equation, Program, Scan, Variable
 
 
 def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -29,7 +29,7 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         leaves, structure = jax.tree.flatten(arguments)
         count = leaves[0].shape[-1]
         one = [jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype) for leaf in leaves]
-        program, form = _compat.program(
+        program, form = compat.program(
             lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False
         )
         results = _run(program, count, [_take_in(leaf) for leaf in leaves])
@@ -99,7 +99,7 @@ class Keys:
 
     @property
     def array(self) -> Key[Array, "*n C"]:
-        return _random.from_words(self.left, self.right)
+        return threefry.from_words(self.left, self.right)
 
     def each(self, function: Callable[[PerChain], Sequence[Array]]) -> list[Value]:
         """What moves keys about moves both words alike."""
@@ -138,7 +138,7 @@ def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Va
 
 def _take_in(array: Array) -> Value:
     """An array with chains last; keys by their words, if we know how to draw from those."""
-    return Keys(*_random.words(array)) if _random.is_threefry(array) else PerChain(array)
+    return Keys(*threefry.words(array)) if threefry.is_threefry(array) else PerChain(array)
 
 
 def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
@@ -149,11 +149,11 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
     if isinstance(first, Keys) and name in ("random_split", "random_bits", "random_fold_in"):
         words = (first.left, first.right)
         if name == "random_split":
-            return [Keys(*_random.split(words, equation.params["shape"]))]
+            return [Keys(*threefry.split(words, equation.params["shape"]))]
         if name == "random_bits" and equation.params["bit_width"] == 32:
-            return [PerChain(_random.bits(words, equation.params["shape"]))]
+            return [PerChain(threefry.bits(words, equation.params["shape"]))]
         if name == "random_fold_in" and first.left.ndim == 1:
-            return [Keys(*_random.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
+            return [Keys(*threefry.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
     typed: list[Value] = [
         PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value
         for value in operands

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree, UInt32
 
-from . import _rounding
+from . import rounding
 
 # Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011): 20 rounds, the key injected
 # after every fourth.
@@ -72,7 +72,7 @@ def _kept(drawn: PyTree, key: Words) -> PyTree:
     of it for every use.
     """
     no_key_is_this = (key[0].ravel()[0] == 0x1E3779B9) & (key[1].ravel()[0] == 0x7F4A7C15)
-    return _rounding.whole(drawn, no_key_is_this)
+    return rounding.whole(drawn, no_key_is_this)
 
 
 def fold_in(key: Words, data: UInt32[Array, "..."]) -> Words:

@@ -1,0 +1,1 @@
+"""Behind one door, for speed alone: programs as we read them, chains last, words, rounding."""
