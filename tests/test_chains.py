@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +53,17 @@ FUNCTIONS = {
         TABLE[-1],
     ),
     "a slice anywhere": lambda x: jax.lax.dynamic_slice(x, (jnp.int32(1), jnp.int32(2)), (2, 2)),
+    "a slice that begins too early or too late": lambda x: [
+        jax.lax.dynamic_slice(x, (jnp.int32(i), jnp.int32(0)), (2, 2), allow_negative_indices=False)
+        for i in (-1, 5)
+    ],
+    "padded with what differs": lambda x: jax.lax.pad(x, x[0, 0], ((1, 0, 1), (0, 2, 0))),
+    "an update too early": lambda x: jax.lax.dynamic_update_slice(
+        jnp.zeros((3, 4)),
+        x[:2, :2],
+        (jnp.int32(-1), jnp.int32(2)),
+        allow_negative_indices=False,
+    ),
     "an update anywhere": lambda x: jax.lax.dynamic_update_slice(
         jnp.zeros((3, 4)), x[:2, :2], (jnp.int32(1), jnp.int32(2))
     ),
@@ -80,6 +94,25 @@ def test_over_chains_is_vmap(name):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_only_compat_reads_jaxs_parameters():
+    """Elsewhere `equation.params` is asked for what our own primitives put there, and nothing
+    else.
+    """
+    ours = {"sampler", "form", "batches"}
+    root = pathlib.Path(diffmh.__file__).parent
+    for file in set(root.rglob("*.py")) - {root / "_lowering" / "compat.py"}:
+        tree = ast.parse(file.read_text())
+        reads = {n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "params"}
+        named = {
+            n.value
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Subscript)
+            and isinstance(n.slice, ast.Constant)
+            and n.slice.value in ours
+        }
+        assert reads <= named, f"{file} reads parameters of a jaxpr"
 
 
 def test_chains_stay_last():

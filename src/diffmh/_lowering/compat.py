@@ -1,4 +1,4 @@
-"""The only file that touches what JAX may change between versions: jaxprs."""
+"""The only file that touches what JAX may change between versions: jaxprs and their parameters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
+from . import operations
 from .program import Cond, Constant, Equation, Program, Scan, Variable, While
 
 
@@ -160,6 +161,38 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
             return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
         case "cond":
             return Cond(tuple(inner(branch) for branch in params["branches"]))
+        case _:
+            return None
+
+
+def operation(equation: Equation) -> operations.Operation | None:
+    """What an equation does, if it is one of those that `chains` rewrites and in a form that it
+    knows: shapes that are not operands, words of 32 bits.
+    """
+    params, num_operands = equation.params, len(equation.inputs)
+    match equation.primitive:
+        case "broadcast_in_dim" if num_operands == 1:
+            return operations.Broadcast(params["shape"], params["broadcast_dimensions"])
+        case "reshape" if num_operands == 1 and params["dimensions"] is None:
+            return operations.Reshape(params["new_sizes"])
+        case "slice":
+            starts, strides = params["start_indices"], params["strides"]
+            strides = (1,) * len(starts) if strides is None else strides
+            return operations.Slice(starts, params["limit_indices"], strides)
+        case "pad":
+            return operations.Pad(tuple(params["padding_config"]))
+        case "transpose":
+            return operations.Transpose(params["permutation"])
+        case "dynamic_slice" if num_operands == 1 + len(params["slice_sizes"]):
+            return operations.DynamicSlice(params["slice_sizes"])
+        case "dynamic_update_slice":
+            return operations.DynamicUpdate()
+        case "random_split":
+            return operations.SplitKeys(tuple(params["shape"]))
+        case "random_bits" if params["bit_width"] == 32:
+            return operations.DrawWords(tuple(params["shape"]))
+        case "random_fold_in":
+            return operations.FoldIn()
         case _:
             return None
 
