@@ -4,7 +4,8 @@ operation in between.
 `jax.vmap(function, -1, -1)` means the same, but its rules bring the mapped axis to the front, and
 the compiler then lays small states out with the chains apart in memory. Here neighbouring chains
 are neighbours in memory whatever a state's shape, so that each operation is vectorised over them.
-An operation that has no rule below is left to `jax.vmap`.
+An operation that has no rule below is left to `jax.vmap`, and so is everything while
+`plain_jax` is on.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Key, PyTree
 
-from . import compat, operations, threefry
+from . import compat, operations, plain_jax, threefry
 from .program import Cond, Constant, Equation, Program, Scan
 
 
 def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`jax.vmap(function, in_axes=-1, out_axes=-1)`."""
+    if plain_jax.value:
+        return jax.vmap(function, in_axes=-1, out_axes=-1)
 
     def mapped(*arguments):
         leaves, structure = jax.tree.flatten(arguments)
@@ -40,6 +43,8 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 def mapped_over_chains(function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """`function(*arguments)`, for which `jax.vmap` from outside is `over_chains`."""
+    if plain_jax.value:
+        return function(*arguments)
     arrays, rest = eqx.partition((function, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(arrays)
 
