@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Key, PyTree
 
 from . import compat, operations, plain_jax, threefry
+from .manual import varying
 from .program import Cond, Constant, Equation, Program, Scan
 
 
@@ -28,6 +29,7 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     if plain_jax.value:
         return jax.vmap(function, in_axes=-1, out_axes=-1)
 
+    @varying
     def mapped(*arguments):
         leaves, structure = jax.tree.flatten(arguments)
         count = leaves[0].shape[-1]
@@ -48,6 +50,7 @@ def mapped_over_chains(function: Callable[..., PyTree], *arguments: PyTree) -> P
     arrays, rest = eqx.partition((function, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(arrays)
 
+    @varying
     def call(*leaves):
         function, *arguments = eqx.combine(structure.unflatten(leaves), rest)
         return function(*arguments)
@@ -106,7 +109,7 @@ class Keys:
     def array(self) -> Key[Array, "*n C"]:
         return threefry.from_words(self.left, self.right)
 
-    def each(self, function: Callable[[PerChain], Sequence[Array]]) -> list[Value]:
+    def each(self, function: Callable[[PerChain], Sequence[Any]]) -> list[Value]:
         """What moves keys about moves both words alike."""
         return [
             Keys(*words)
@@ -117,7 +120,7 @@ class Keys:
 
 
 Value = PerChain | Once | Keys
-Rule = Callable[[Equation, int, list[Value]], Sequence[Array]]
+Rule = Callable[[Equation, int, list[Value]], Sequence[Array | Once]]
 
 
 def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
@@ -148,8 +151,10 @@ def _rule(equation: Equation) -> Rule:
     return _by_vmap if rule is None else rule
 
 
-def _take_in(array: Array) -> Value:
+def _take_in(array: Array | Once) -> Value:
     """An array with chains last; keys by their words, if we know how to draw from those."""
+    if isinstance(array, Once):
+        return array
     return Keys(*threefry.words(array)) if threefry.is_threefry(array) else PerChain(array)
 
 
@@ -182,10 +187,35 @@ def _per_chain(value: Value, count: int) -> Array:
     return jax.lax.broadcast_in_dim(array, (*array.shape, count), tuple(range(array.ndim)))
 
 
-def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
+    """Results that `jax.vmap` does not map are the same for all chains and stay so: a branch on
+    whether any chain errs must not become a branch of each chain's own, of which both sides run.
+    """
     axes = tuple(-1 if isinstance(operand, PerChain) else None for operand in operands)
-    arrays = [operand.array for operand in operands]
-    return jax.vmap(lambda *one: equation.bind(*one), axes, -1)(*arrays)
+    differs: set[int] = set()
+
+    def one(*arrays):
+        results = equation.bind(*arrays)
+        for index, result in enumerate(results):
+            _noting(lambda index=index: differs.add(index))(result)
+        return results
+
+    results = jax.vmap(one, axes, -1)(*(operand.array for operand in operands))
+    return [
+        result if index in differs else Once(result[..., 0]) for index, result in enumerate(results)
+    ]
+
+
+def _noting(mapped: Callable[[], None]) -> Callable[[Array], Array]:
+    """The identity, which calls `mapped` if `jax.vmap` maps over its operand."""
+    identity = jax.custom_batching.custom_vmap(lambda array: array)
+
+    def rule(size, batched, array):
+        mapped()
+        return array, batched[0]
+
+    identity.def_vmap(rule)
+    return identity
 
 
 def _elementwise(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
@@ -239,7 +269,7 @@ def _transpose(to: operations.Transpose, count: int, array: Array) -> Array:
     return jax.lax.transpose(array, (*to.axes, len(to.axes)))
 
 
-def _pad(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _pad(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
     array, padding = operands
     operation = compat.operation(equation)
     if not isinstance(operation, operations.Pad) or not isinstance(padding, Once):
@@ -248,7 +278,7 @@ def _pad(equation: Equation, count: int, operands: list[Value]) -> Sequence[Arra
     return [jax.lax.pad(_per_chain(array, count), value, (*operation.widths, (0, 0, 0)))]
 
 
-def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
     """An entry of a short table, each chain at its own position, by comparisons (a gather is
     slower); or a common slice.
     """
@@ -267,7 +297,9 @@ def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Seq
     return [entry[None]]
 
 
-def _dynamic_update(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _dynamic_update(
+    equation: Equation, count: int, operands: list[Value]
+) -> Sequence[Array | Once]:
     array, update, *starts = operands
     if not _are_common(starts):
         return _by_vmap(equation, count, operands)
@@ -285,7 +317,7 @@ def _positions(starts: Sequence[Value]) -> list[Array]:
     return [*positions, jnp.zeros((), positions[0].dtype)]
 
 
-def _bitcast(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _bitcast(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
     same = jnp.shape(operands[0].array)[:-1] == equation.outputs[0].shape
     return (_elementwise if same else _by_vmap)(equation, count, operands)
 
