@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
+from ._lowering.manual import varying
 from ._sums import CompensatedSum
 from .counts import Batches, Counts
 from .estimators import Estimator, ValueOnly
@@ -210,6 +211,7 @@ class Loop(eqx.Module):
         return Observed(value, simulation.estimator.observe(*args), square)
 
 
+@varying
 def run(
     simulation: Simulation,
     theta: PyTree,
