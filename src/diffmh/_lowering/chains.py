@@ -164,6 +164,8 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
     if isinstance(first, Keys) and not rest and equation.primitive in _MOVES:
         return first.each(lambda words: _rule(equation)(equation, count, [words]))
     if isinstance(first, Keys):
+        if equation.primitive == "random_clone":
+            return [first]
         words = (first.left, first.right)
         match compat.operation(equation):
             case operations.SplitKeys(shape):
