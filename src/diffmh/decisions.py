@@ -126,7 +126,7 @@ class Acceptance(Decision):
         # α = 0 where the proposal lies outside the support: its log density has no derivative
         # there, and needs none.
         counts = (share > 0) & (log_ratio > -jnp.inf)
-        return jnp.where(counts, share.astype(gradient.dtype) * gradient, 0.0)
+        return jnp.where(counts, share.astype(gradient.dtype)[None] * gradient, 0.0)
 
     @property
     def log_reject_gradient(self) -> Float[Array, "P *D"]:
