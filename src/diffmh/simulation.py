@@ -19,12 +19,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
+from ._sharding import over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
 from .counts import Silent, Watch
@@ -53,6 +55,12 @@ class Simulation(eqx.Module):
     num_chains: int = eqx.field(static=True)
     lag: int = eqx.field(static=True, default=0)
     f_depends_on_theta: bool = eqx.field(static=True, default=True)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
+    keys: Key[Array, "C 2"] | None = None
+
+    def share(self, keys: Key[Array, "C 2"]) -> Simulation:
+        """The chains of these keys only, where this is traced."""
+        return dataclasses.replace(self, keys=keys, num_chains=keys.shape[0], mesh=None)
 
     def plain(self) -> Simulation:
         """The same chains, with no derivative."""
@@ -74,6 +82,8 @@ class Simulation(eqx.Module):
         """For each chain a key for its start and one for its steps. Asked for again in every
         block, which is no reuse: the steps' are folded with the block's number.
         """
+        if self.keys is not None:
+            return jax.random.clone(self.keys)
         keys = jax.random.split(jax.random.clone(key), self.num_chains)
         return jax.vmap(jax.random.split)(keys)
 
@@ -251,9 +261,17 @@ class Loop(eqx.Module):
         def advance(update: Update, carry, noise):
             (chain, record), (primal_noise, own_noise) = carry, noise
             step = self._primal_step(parameters, update, chain.state, primal_noise)
+            import os
+
+            if "primal" in os.environ.get("WALL", ""):
+                step = rounding.whole(step, parameters.never[0])
             at = Transition(parameters, update, step, primal_noise, own_noise, chain.past)
             memory, events = estimator.advance(chain.memory, at)
             chain = self._kept(parameters, Chain(step.after, chain.past, memory))
+            import os
+
+            if "whole" in os.environ.get("WALL", ""):
+                chain = rounding.whole(chain, parameters.never[0])
             return chain, note(record, step, events)
 
         return self.simulation.kernel.fold(advance, (chain, record), noise)
@@ -344,7 +362,6 @@ def _primal(step: Step) -> PyTree:
     return without_tangents(parts)
 
 
-@varying
 def run(
     simulation: Simulation,
     theta: PyTree,
@@ -355,8 +372,21 @@ def run(
     diagnose: bool = False,
 ) -> Outcome:
     """Runs the chains for `burn_in + num_samples` steps and averages over the last
-    `num_samples`.
+    `num_samples`; each device of the mesh, if there is one, runs its share of them.
     """
+    if simulation.mesh is None:
+        return _run(simulation, theta, key, args, differentiate, diagnose)
+    arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
+
+    def on_device(keys, arrays):
+        simulation, *rest = eqx.combine(arrays, static)
+        return _run(simulation.share(keys), *rest, differentiate, diagnose)
+
+    return over_shards(on_device, simulation.mesh, simulation.chain_keys(key), arrays)
+
+
+@varying
+def _run(simulation: Simulation, theta, key, args, differentiate: bool, diagnose: bool) -> Outcome:
     loop = Loop(simulation, theta, key, args, differentiate, diagnose)
     block = lambda index, progress: loop.block(index, progress)
     progress = jax.lax.fori_loop(0, loop.num_blocks, block, loop.start())
