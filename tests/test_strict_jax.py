@@ -4,6 +4,8 @@ users write is still held to the mode that they chose.
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -53,37 +55,46 @@ def draws(theta, key):
 MEAN = expectation(lambda theta, x: theta * x, NORMAL, start, estimator=TWO)
 OCCUPANCY = expectation(mixture.indicator, mixture.sampler(), 0)
 THETA = jnp.array([0.3, 0.6])
+ENTROPY = diffmh.compose(lambda h, p: jnp.sum(p * jnp.log(p + 0.1)), OCCUPANCY)
+SCORE = expectation(lambda h, j: j, mixture.sampler(), 0, estimator=diffmh.Score("other chains"))
+LATTICE = expectation(ising.energy, ising.sampler(), ising.cold(4))
+SEQUENTIAL = expectation(ising.energy, ising.sequential(3), jnp.ones((3, 3), jnp.int8))
+DRAWS = sad.expectation(draws, alternatives=2)
 CASES = {
-    "a call": lambda: MEAN(THETA, KEY),
-    "a derivative": lambda: jax.jacobian(MEAN)(THETA, KEY),
-    "a report": lambda: MEAN.run(THETA, KEY),
-    "a trace": lambda: diffmh.trace(
-        NORMAL, THETA, KEY, init=jnp.zeros(2), num_steps=5, estimator=TWO
+    "a call": lambda key: MEAN(THETA, key),
+    "a derivative": lambda key: jax.jacobian(MEAN)(THETA, key),
+    "a report": lambda key: MEAN.run_chains(THETA, key).value,
+    "a trace": lambda key: diffmh.trace(
+        NORMAL, THETA, key, init=jnp.zeros(2), num_steps=5, estimator=TWO
     ),
-    "a composition": lambda: jax.grad(
-        diffmh.compose(lambda h, p: jnp.sum(p * jnp.log(p + 0.1)), OCCUPANCY)
-    )(0.4, KEY),
-    "a score": lambda: jax.grad(
-        expectation(lambda h, j: j, mixture.sampler(), 0, estimator=diffmh.Score("other chains"))
-    )(0.4, KEY),
-    "a lattice": lambda: jax.grad(expectation(ising.energy, ising.sampler(), ising.cold(4)))(
-        3.0, KEY
-    ),
-    "a sequential lattice": lambda: jax.grad(
-        expectation(ising.energy, ising.sequential(3), jnp.ones((3, 3), jnp.int8))
-    )(3.0, KEY),
-    "a program's derivative": lambda: jax.grad(sad.expectation(draws, alternatives=2))(THETA, KEY),
-    "a program's runs": lambda: sad.run(draws, THETA, KEY, num_replicates=4),
-    "a program's chains": lambda: jax.vmap(jax.grad(sad.expectation(chain)), (None, 0))(
-        THETA, jax.random.split(KEY, 3)
+    "a composition": lambda key: jax.grad(ENTROPY)(0.4, key),
+    "a score": lambda key: jax.grad(SCORE)(0.4, key),
+    "a lattice": lambda key: jax.grad(LATTICE)(3.0, key),
+    "a sequential lattice": lambda key: jax.grad(SEQUENTIAL)(3.0, key),
+    "a program's derivative": lambda key: jax.grad(DRAWS)(THETA, key),
+    "a program's chains": lambda key: jax.vmap(jax.grad(sad.expectation(chain)), (None, 0))(
+        THETA, jax.random.split(key, 3)
     ),
 }
 
 
+@contextlib.contextmanager
+def strict():
+    with jax.debug_key_reuse(True), jax.numpy_rank_promotion("raise"):
+        yield
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_strict_modes(name):
-    with jax.debug_key_reuse(True), jax.numpy_rank_promotion("raise"):
-        jax.block_until_ready(CASES[name]())
+    """Both are checked where `jit` traces."""
+    with strict():
+        jax.jit(CASES[name]).trace(KEY)
+
+
+def test_reports():
+    with strict():
+        MEAN.run(THETA, jax.random.clone(KEY))
+        sad.run(draws, THETA, jax.random.clone(KEY), num_replicates=4)
 
 
 def test_users_are_held_to_their_own_mode():
@@ -91,11 +102,11 @@ def test_users_are_held_to_their_own_mode():
     promoting = diffmh.MetropolisHastings(
         lambda theta, x: log_normal(theta, x * jnp.ones((1, 2))), diffmh.GaussianWalk(1.0)
     )
-    with jax.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="rank_promotion"):
-        expectation(lambda theta, x: x, promoting, jnp.zeros(2))(THETA, KEY)
+    with strict(), pytest.raises(ValueError, match="rank_promotion"):
+        jax.jit(expectation(lambda theta, x: x, promoting, jnp.zeros(2))).trace(THETA, KEY)
 
     def twice(key):
         return jax.random.normal(key, (2,)) + jax.random.normal(key, (2,))
 
-    with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
-        expectation(lambda theta, x: x, NORMAL, twice)(THETA, KEY)
+    with strict(), pytest.raises(jax.errors.KeyReuseError):
+        jax.jit(expectation(lambda theta, x: x, NORMAL, twice)).trace(THETA, KEY)
