@@ -261,17 +261,9 @@ class Loop(eqx.Module):
         def advance(update: Update, carry, noise):
             (chain, record), (primal_noise, own_noise) = carry, noise
             step = self._primal_step(parameters, update, chain.state, primal_noise)
-            import os
-
-            if "primal" in os.environ.get("WALL", ""):
-                step = rounding.whole(step, parameters.never[0])
             at = Transition(parameters, update, step, primal_noise, own_noise, chain.past)
             memory, events = estimator.advance(chain.memory, at)
             chain = self._kept(parameters, Chain(step.after, chain.past, memory))
-            import os
-
-            if "whole" in os.environ.get("WALL", ""):
-                chain = rounding.whole(chain, parameters.never[0])
             return chain, note(record, step, events)
 
         return self.simulation.kernel.fold(advance, (chain, record), noise)
@@ -291,8 +283,11 @@ class Loop(eqx.Module):
         return step
 
     def _kept(self, parameters: Parameters, tree: PyTree) -> PyTree:
-        """Large states are computed once; a compiler would compute them anew for each use."""
-        if sum(leaf.size for leaf in jax.tree.leaves(self.one)) <= _SMALL:
+        """Large states, and those between the updates of a cycle, are computed once; a compiler
+        would compute them anew for each use, in a cycle for each use of each use.
+        """
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.one))
+        if size <= _SMALL and len(self.simulation.kernel.updates()) == 1:
             return tree
         return rounding.whole(tree, parameters.never[0])
 
