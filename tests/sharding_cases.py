@@ -40,12 +40,10 @@ def draws(keys, common):
 
 def results():
     report = MEAN.run(0.5, KEY, 1.2)
-    mapped = jax.vmap(jax.jacobian(MEAN), (0, None, None))(jnp.array([0.5, -0.5]), KEY, 1.2)
+    gradients = jax.jit(jax.vmap(jax.jacobian(MEAN), (0, None, None)))
     return {
-        "value": MEAN(0.5, KEY, 1.2),
         "each chain": MEAN.per_chain(0.5, KEY, 1.2),
-        "gradient": jax.jit(jax.jacobian(MEAN))(0.5, KEY, 1.2),
-        "gradients": mapped,
+        "gradients": gradients(jnp.array([0.5, -0.5]), KEY, 1.2),
         "report": [report.value, report.value_error, report.gradient, report.gradient_error],
         "effective samples": report.effective_samples,
         **over_shards(draws, MESH, jax.random.split(KEY, 8), 2.0),

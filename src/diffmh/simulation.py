@@ -374,8 +374,8 @@ def run(
     arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
 
     def on_device(keys, arrays):
-        simulation, *rest = eqx.combine(arrays, static)
-        return _run(simulation.share(keys), *rest, differentiate, diagnose)
+        simulation, theta, key, args = eqx.combine(arrays, static)
+        return _run(simulation.share(keys), theta, key, args, differentiate, diagnose)
 
     return over_shards(on_device, simulation.mesh, simulation.chain_keys(key), arrays)
 

@@ -293,9 +293,9 @@ def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Seq
     rows = jnp.asarray(table.array)
     if operation.sizes != (1,) or rows.shape[0] > _SHORT:
         return _by_vmap(equation, count, operands)
-    entry = jnp.broadcast_to(rows[0], (count,))
+    position, entry = jnp.asarray(starts[0].array), jnp.broadcast_to(rows[0], (count,))
     for i in range(1, rows.shape[0]):
-        entry = jnp.where(starts[0].array >= i, rows[i], entry)
+        entry = jnp.where(position >= i, rows[i], entry)
     return [entry[None]]
 
 
