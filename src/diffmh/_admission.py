@@ -51,7 +51,7 @@ def admit(
     """
     num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
     simulation.estimator.refuse(simulation.kernel, num_parameters, simulation.lag)
-    starts = jax.eval_shape(simulation.starts, key)
+    starts = jax.eval_shape(simulation.starts, compat.forms(key))
     _validate.state(starts, "what `init(key)` returns")
     x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), starts)
     theta = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
