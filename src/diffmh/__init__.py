@@ -9,6 +9,7 @@ from .couplings import Coupling as Coupling
 from .couplings import Independent as Independent
 from .couplings import Maximal as Maximal
 from .couplings import MaximalReflection as MaximalReflection
+from .couplings import NearlyMaximal as NearlyMaximal
 from .couplings import NoiseCoupling as NoiseCoupling
 from .estimators import Covariance as Covariance
 from .estimators import Score as Score

@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 
 from .. import _validate
-from .proposal import NoiseProposal, Proposal, draw, move
+from .proposal import NoiseProposal, Proposal, move, proposal_noise
 
 
 class On(NoiseProposal):
@@ -35,8 +35,11 @@ class On(NoiseProposal):
         self.proposal = _validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
         self.symmetric = proposal.symmetric
 
+    def sample(self, key, x):
+        return self.replace(x, self.proposal.sample(key, self.where(x)))
+
     def noise(self, key, x, num_steps):
-        return draw(self.proposal, key, self.where(x), num_steps)
+        return proposal_noise(self.proposal, key, self.where(x), num_steps)
 
     def move(self, x, noise):
         return self.replace(x, move(self.proposal, self.where(x), noise))
