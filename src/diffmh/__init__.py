@@ -12,6 +12,7 @@ from .couplings import Maximal as Maximal
 from .couplings import MaximalReflection as MaximalReflection
 from .couplings import NearlyMaximal as NearlyMaximal
 from .couplings import NoiseCoupling as NoiseCoupling
+from .couplings import SameSite as SameSite
 from .decisions import Acceptance as Acceptance
 from .decisions import Bernoulli as Bernoulli
 from .decisions import Categorical as Categorical
@@ -39,6 +40,7 @@ from .proposals import GaussianWalk as GaussianWalk
 from .proposals import Independence as Independence
 from .proposals import NoiseProposal as NoiseProposal
 from .proposals import On as On
+from .proposals import OneLabel as OneLabel
 from .proposals import OtherState as OtherState
 from .proposals import Proposal as Proposal
 from .proposals import SpinFlip as SpinFlip

@@ -128,6 +128,10 @@ def state(tree: Any, what: str) -> Any:
             leaf, bool | int | float | np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
         ):
             raise TypeError(f"{where} is {leaf!r}, not an array.")
+        if 0 in jnp.shape(leaf):
+            raise ValueError(
+                f"{where} is empty, of shape {jnp.shape(leaf)}: leave it out of the state."
+            )
         dtype = jnp.result_type(leaf)
         if not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
             real_dtype(dtype, where)

@@ -11,3 +11,4 @@ from .maximal_reflection import MaximalReflection as MaximalReflection
 from .nearly_maximal import NearlyMaximal as NearlyMaximal
 from .same_noise import CommonRandomNumbers as CommonRandomNumbers
 from .same_noise import Independent as Independent
+from .same_site import SameSite as SameSite

@@ -55,7 +55,7 @@ def coupling_noise(
     key for each.
     """
     if isinstance(proposal, On):
-        return coupling_noise(coupling, proposal.proposal, key, proposal.where(x), num_steps)
+        return coupling_noise(coupling, proposal.proposal, key, proposal.form(x), num_steps)
     own = jax.random.fold_in(key, _OWN)
     if isinstance(coupling, NoiseCoupling):
         return coupling.noise(own, proposal, x, num_steps)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from .. import _validate
-from ..proposals import Coupling, FiniteProposal, GaussianProposal, NoiseProposal, On, Proposal
+from ..proposals import (
+    Coupling,
+    FiniteProposal,
+    GaussianProposal,
+    NoiseProposal,
+    On,
+    OneLabel,
+    Proposal,
+)
 from .maximal import Maximal
 from .maximal_reflection import MaximalReflection
 from .nearly_maximal import NearlyMaximal
 from .same_noise import CommonRandomNumbers
+from .same_site import SameSite
 
 
 def best_coupling(proposal: Proposal) -> Coupling:
@@ -21,6 +30,8 @@ def best_coupling(proposal: Proposal) -> Coupling:
             return best_coupling(proposal.proposal)
         case GaussianProposal():
             return MaximalReflection()
+        case OneLabel():
+            return SameSite()
         case FiniteProposal():
             return Maximal()
         case NoiseProposal():
@@ -36,7 +47,7 @@ def refuse_mismatch(coupling: Coupling, proposal: Proposal) -> None:
         inner = inner.proposal
     reason = coupling.mismatch(inner)
     if reason is not None:
+        better = type(best_coupling(inner)).__name__
         raise ValueError(
-            f"`{type(coupling).__name__}()` {reason}: use `{type(best_coupling(inner)).__name__}()`,"
-            " or leave `coupling` out."
+            f"`{type(coupling).__name__}()` {reason}: use `{better}()`, or leave `coupling` out."
         )

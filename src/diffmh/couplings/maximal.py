@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .. import _trees
+from .._inversion import index_from_uniform
 from ..proposals import FiniteProposal, Proposal
-from ..proposals.finite import index_from_uniform
 from .coupling import NoiseCoupling
-
 
 # The residual is where q(·|y) > q(·|x). So many draws from q(·|y) in a row that are not there mean
 # that `log_prob` is not the density of `sample` (not normalised, say): the residual is empty, and

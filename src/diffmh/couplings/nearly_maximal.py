@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate
+from .._inversion import index_from_uniform
 from ..proposals import Proposal, move, proposal_noise
-from ..proposals.finite import index_from_uniform
 from .coupling import NoiseCoupling
 
 

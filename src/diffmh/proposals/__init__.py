@@ -8,6 +8,7 @@ from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
 from .independence import Independence as Independence
 from .on import On as On
+from .one_label import OneLabel as OneLabel
 from .proposal import Coupling as Coupling
 from .proposal import NoiseProposal as NoiseProposal
 from .proposal import Proposal as Proposal

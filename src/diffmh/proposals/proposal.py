@@ -30,8 +30,10 @@ class Proposal(eqx.Module):
     ...     def sample(self, key, x):
     ...         return x * jnp.exp(self.scale * jax.random.normal(key, x.shape))
     ...     def log_prob(self, x, x_new):
-    ...         return jax.scipy.stats.norm.logpdf(jnp.log(x_new), jnp.log(x), self.scale) - jnp.log(x_new)
-    >>> gamma = diffmh.MetropolisHastings(lambda shape, x: (shape - 1) * jnp.log(x) - x, LogWalk(1.0))
+    ...         ahead = jax.scipy.stats.norm.logpdf(jnp.log(x_new), jnp.log(x), self.scale)
+    ...         return ahead - jnp.log(x_new)
+    >>> log_density = lambda shape, x: (shape - 1) * jnp.log(x) - x
+    >>> gamma = diffmh.MetropolisHastings(log_density, LogWalk(1.0))
 
     Two more may be given: `best_coupling()`, the coupling that suits it best, and
     `refuse_start(x)`, which raises at states that it cannot move.
@@ -80,7 +82,7 @@ class Coupling(eqx.Module):
     In the time loop `key` is the coupling's own, independent of `x_new`.
 
     >>> import jax, diffmh
-    >>> class Antithetic(diffmh.Coupling):                       # for GaussianWalk: y moves against x
+    >>> class Antithetic(diffmh.Coupling):        # for GaussianWalk: y moves against x
     ...     def propose(self, key, proposal, x, x_new, y):
     ...         return jax.numpy.where(x == y, x_new, y - (x_new - x))
     """
