@@ -66,6 +66,11 @@ class GaussianProposal(NoiseProposal):
         solve = lambda scale, flat: jax.scipy.linalg.solve_triangular(scale, flat, lower=True)
         return self._apply(step, lambda scale, leaf: leaf / scale, solve)
 
+    def pull(self, gradient: PyTree) -> PyTree:
+        """`Lᵀ gradient`: the gradient with respect to `L⁻¹ x`."""
+        transposed = lambda scale, flat: scale.T @ flat
+        return self._apply(gradient, lambda scale, leaf: scale * leaf, transposed)
+
     def _apply(self, tree, elementwise, matrix):
         if not eqx.is_array(self.scale):
             return jax.tree.map(elementwise, self._by_leaf(tree), tree)
