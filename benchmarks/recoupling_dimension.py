@@ -89,12 +89,16 @@ def recoupling(target: Target, coupling, key, num_pairs: int, num_steps: int):
 
 
 def offered(target: Target):
-    gradient = diffmh.GradientCommonRandomNumbers(target.gradient)
     return {
         "maximal reflection": diffmh.MaximalReflection(),
         "nearly maximal": diffmh.NearlyMaximal(),
         "two-scale, common numbers": diffmh.TwoScale(diffmh.CommonRandomNumbers()),
-        "two-scale, gradient": diffmh.TwoScale(gradient),
+        "two-scale, gradient numbers": diffmh.TwoScale(
+            diffmh.GradientCommonRandomNumbers(target.gradient)
+        ),
+        "two-scale, gradient reflection": diffmh.TwoScale(
+            diffmh.GradientReflection(target.gradient)
+        ),
     }
 
 
@@ -105,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     for name, make in (("N(0, I)", sphere), ("ellipse of scales 1 to 10", ellipse)):
         print(f"\n{name}: mean steps to recouple ± error, and the share of pairs that met")
-        print(f"{'':28}" + "".join(f"{f'd = {dimension}':>20}" for dimension in DIMENSIONS))
+        print(f"{'':32}" + "".join(f"{f'd = {dimension}':>20}" for dimension in DIMENSIONS))
         for label in offered(make(1)):
             cells = []
             for dimension in DIMENSIONS:
@@ -115,8 +119,9 @@ def main() -> None:
                 )
                 meetings = int(np.sum(met))
                 mean = float(np.sum(time)) / max(meetings, 1)
-                cells.append(f"{mean:9.1f} ± {mean / max(meetings, 1) ** 0.5:<5.1f}{meetings / options.pairs:4.0%}")
-            print(f"{label:28}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+                error = mean / max(meetings, 1) ** 0.5
+                cells.append(f"{mean:8.0f} ± {error:<5.0f}{meetings / options.pairs:4.0%}")
+            print(f"{label:32}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":

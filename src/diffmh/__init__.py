@@ -8,6 +8,7 @@ from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
 from .couplings import Coupling as Coupling
 from .couplings import GradientCommonRandomNumbers as GradientCommonRandomNumbers
+from .couplings import GradientReflection as GradientReflection
 from .couplings import Independent as Independent
 from .couplings import Maximal as Maximal
 from .couplings import MaximalReflection as MaximalReflection

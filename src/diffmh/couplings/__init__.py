@@ -7,6 +7,7 @@ from .coupling import coupling_noise as coupling_noise
 from .default import best_coupling as best_coupling
 from .default import refuse_mismatch as refuse_mismatch
 from .gradient import GradientCommonRandomNumbers as GradientCommonRandomNumbers
+from .gradient import GradientReflection as GradientReflection
 from .maximal import Maximal as Maximal
 from .maximal_reflection import MaximalReflection as MaximalReflection
 from .nearly_maximal import NearlyMaximal as NearlyMaximal

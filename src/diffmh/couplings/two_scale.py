@@ -20,7 +20,7 @@ class TwoScale(NoiseCoupling):
     The distance is `‖L⁻¹(m(y) − m(x))‖`, in units of the proposal's step. It is a function of where
     the chains are, so the marginals are those of `far` and `near`. Reflection alone needs a number
     of steps to meet that grows fast with the dimension, for chains that are apart are reflected at
-    random; `far=GradientCommonRandomNumbers(gradient)` contracts them first.
+    random; `far=GradientReflection(gradient)` brings them close first.
 
     >>> import diffmh
     >>> diffmh.TwoScale(diffmh.CommonRandomNumbers(), distance=0.5)
