@@ -255,7 +255,16 @@ def _symmetric(proposal, key, states, name) -> Finding:
 
 @eqx.filter_jit
 def _sampled(proposal, key, x, count: int) -> PyTree:
-    return jax.vmap(proposal.sample, (0, None))(jax.random.split(key, count), x)
+    return _over_keys(lambda key: proposal.sample(key, x), key, x, count)
+
+
+def _over_keys(function, key, x: PyTree, count: int) -> PyTree:
+    """`function` of `count` keys, in batches of at most 2¹⁵ numbers: of more, with δ the same for
+    all draws, XLA's CPU compiler makes wrong code for `z − (z·δ) δ` (jaxlib 0.10.2).
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(x))
+    batch = min(count, max(1, 2**15 // size))
+    return jax.lax.map(function, jax.random.split(key, count), batch_size=batch)
 
 
 @eqx.filter_jit
@@ -345,16 +354,12 @@ def _faithful(coupling, proposal, key, states, name) -> Finding:
 
 
 @eqx.filter_jit
-def _coupled(coupling, proposal, keys, x, y) -> PyTree:
-    """`y'` for each key; the states come repeated. Of one state broadcast within the program, XLA's
-    CPU compiler makes wrong code for `z − (z·δ) δ` beyond 2¹⁵ numbers (jaxlib 0.10.2).
-    """
-
-    def one(key, x, y):
+def _coupled(coupling, proposal, key, x, y, count: int) -> PyTree:
+    def one(key):
         key_sample, key_couple = jax.random.split(key)
         return coupling.propose(key_couple, proposal, x, proposal.sample(key_sample, x), y)
 
-    return jax.vmap(one)(keys, x, y)
+    return _over_keys(one, key, x, count)
 
 
 def _marginal(coupling, proposal, key, pairs, name) -> _Trial:
@@ -366,9 +371,7 @@ def _marginal(coupling, proposal, key, pairs, name) -> _Trial:
         x, y = (_pick(states, number) for states in pairs)
         key_coupled, key_direct = jax.random.split(key_pair)
         count = _num_draws(x)
-        repeated = [jax.tree.map(jnp.array, _trees.repeat(state, count)) for state in (x, y)]
-        keys = jax.random.split(key_coupled, count)
-        drawn = _flat(_coupled(coupling, proposal, keys, *repeated))
+        drawn = _flat(_coupled(coupling, proposal, key_coupled, x, y, count))
         direct = _flat(_sampled(proposal, key_direct, y, count))
         atoms = [_flat(jax.tree.map(lambda leaf: leaf[None], state))[0] for state in (x, y)]
         p_values += _trials.same_law(drawn, direct, atoms)
