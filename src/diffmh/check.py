@@ -311,7 +311,7 @@ def _against_known(proposal, x, draws, log_q, seed) -> list[float]:
         return []
     half = len(flat) // 2
     reference = _trials.Reference(flat[:half])
-    if reference.lower is None:
+    if not reference.usable:
         return []
     _, unravel = ravel_pytree(x)
     known = reference.sample(np.random.default_rng(seed), len(flat) - half)

@@ -65,7 +65,7 @@ def _log_ratio(proposal: Proposal, x: PyTree, y: PyTree, z: PyTree) -> Float[Arr
     return proposal.log_prob(x, z) - proposal.log_prob(y, z)
 
 
-def _choose(log_v: Float[Array, "M+1"], uniforms: Float[Array, "2"]) -> Array:
+def _choose(log_v: Float[Array, "n"], uniforms: Float[Array, "m"]) -> Array:
     """The index k of `y'` among `x', c_1, ..., c_M`. Where `log_prob` is NaN it is a candidate:
     the comparison is false, and an index drawn from NaNs is the first.
     """
