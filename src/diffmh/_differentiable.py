@@ -33,8 +33,10 @@ def _jvp(primals, tangents):
         raise NotDifferentiable(
             "A derivative was asked for with respect to `init`, to an array in the kernel, or to a"
             " value that `log_density`, `f` or"
-            " the program closes over. Make what you differentiate a part of `theta`, or hide it"
-            " with `jax.lax.stop_gradient`."
+            " the program closes over. Make what you differentiate a part of `theta` (a proposal's"
+            " parameters too: `MetropolisHastings(log_density, lambda theta: GaussianWalk(...))`)."
+            " If its derivative is not wanted, close over `jax.lax.stop_gradient(value)`: within"
+            " `log_density`, `f` or the program it is too late."
         )
     theta = jax.tree.map(jnp.asarray, theta)
     values, derivative = _once(jacobian, theta, key, args)

@@ -81,10 +81,10 @@ class MetropolisHastings(Update):
     def noise(self, key, x, num_steps):
         key_propose, key_accept = jax.random.split(key)
         uniform = jax.random.uniform(key_accept, (num_steps,))
-        return Noise(proposals.draw(self.proposal, key_propose, x, num_steps), uniform)
+        return Noise(proposals.proposal_noise(self.proposal, key_propose, x, num_steps), uniform)
 
     def coupling_noise(self, key, x, num_steps):
-        return couplings.draw(self.coupling, self.proposal, key, x, num_steps)
+        return couplings.coupling_noise(self.coupling, self.proposal, key, x, num_steps)
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
         def propose(x):
