@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
-from scipy import stats
 
 from . import _admission, _trees, _validate
 from .estimators import StochasticDerivative
@@ -201,11 +200,15 @@ def _mass(draws: np.ndarray, log_q: np.ndarray) -> np.ndarray:
     """`k(x') / q(x'|x)` with k normal about the median, a quarter of the interquartile range
     wide: its mean is `∫ k = 1`.
     """
+    from scipy import stats
+
     low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75])
     return np.exp(stats.norm.logpdf(draws, middle, (high - low) / 4) - log_q)
 
 
 def _two_means(a: np.ndarray, b: np.ndarray) -> float:
+    from scipy import stats
+
     spread = np.sqrt((a.var() + b.var()) / len(a))
     if not np.isfinite(spread):
         return 0.0
@@ -237,6 +240,8 @@ def _marginal(coupling, proposal, key, states, name) -> Finding:
     """What the coupling proposes to y against direct draws from q(·|y): Kolmogorov–Smirnov on
     each coordinate's change.
     """
+    from scipy import stats
+
     worst = 1.0
     for number in range(_PAIRS):
         x, y = _pair(states, number)
