@@ -86,6 +86,7 @@ def _command(one: Saved) -> str:
 
 
 COLUMNS = ("quantity", "paper", "exact", "ours ± error", "bar", "verdict")
+EMPTY = ' class="empty"'
 MARKS = {True: ("good", "✓ good"), False: ("bad", "✗ failed"), None: ("none", "—")}
 
 
@@ -95,7 +96,7 @@ def _table(one: Saved) -> str:
     for row in one.rows:
         kind, words = MARKS[row.passed]
         middle = "".join(
-            f'<td data-label="{label}">{html.escape(cell)}</td>'
+            f'<td data-label="{label}"{EMPTY * (cell == "—")}>{html.escape(cell)}</td>'
             for label, cell in zip(COLUMNS[1:5], row[1:5], strict=True)
         )
         verdict = f'<td data-label="verdict" class="{kind}">{words}</td>'

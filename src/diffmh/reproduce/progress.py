@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Progress:
-    """One line that is written over, on a terminal; elsewhere a line at most every two seconds, so
-    that a log stays readable.
+    """One line that is written over, on a terminal; elsewhere a line for each stage, and of a
+    stage's many items one at most every two seconds, so that a log stays readable.
     """
 
     def __init__(self, title: str = "", stream: TextIO | None = None, pause: float = 2.0):
@@ -26,19 +26,21 @@ class Progress:
         return time.monotonic() - self._began
 
     def say(self, what: str) -> None:
+        """A stage that begins."""
         line = f"{self._title}: {what} ({self.seconds:.0f} s)"
         if self._stream.isatty():
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
-        elif time.monotonic() - self._last >= self._pause:
+        else:
             self._stream.write(line + "\n")
-            self._last = time.monotonic()
         self._stream.flush()
+        self._last = time.monotonic()
 
     def over(self, items: Sequence[T], what: Callable[[T], str]) -> Iterator[T]:
         """The items, each announced before it is worked on."""
         for i, item in enumerate(items, start=1):
-            self.say(f"{what(item)}, {i} of {len(items)}")
+            if self._stream.isatty() or time.monotonic() - self._last >= self._pause:
+                self.say(f"{what(item)}, {i} of {len(items)}")
             yield item
 
     def end(self, what: str) -> None:
