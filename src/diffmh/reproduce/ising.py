@@ -19,7 +19,7 @@ from .progress import Progress
 
 TEN_TEMPERATURES = (1.0, 1.6, 2.0, 2.2, 2.35, 2.6, 3.0, 4.0, 6.0, 9.0)
 SLOPES_AT = (2.6, 3.0, 4.0, 6.0)
-NUM_ITERATIONS, TOLERANCE = 60, 0.1
+NUM_ITERATIONS, TOLERANCE = 60, 0.15
 
 
 class Ising(Data):
@@ -128,17 +128,13 @@ def draw(data: Ising, narrow: bool) -> Figure:
         ax.errorbar(t, value, error, **look, label="from the chains ± error")
         style.name(ax, title, "temperature T")
     axes[2].set_ylim(1.35 * exact[:, 2].min(), 1.35 * exact[:, 2].max())
-    axes[1].plot([], [], color=style.RED, lw=1.3, label=f"optimum found {data.optimum:.3f}")
-    axes[1].plot([], [], color=style.BLUE, lw=1, ls=":", label=f"exact peak {data.peak:.3f}")
-    style.key(axes[0], loc="lower right")
-    axes[1].legend(
-        axes[1].get_lines()[-2:],
-        [line.get_label() for line in axes[1].get_lines()[-2:]],
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=style.INK,
-        loc="upper right",
+    lines = (
+        axes[1].plot([], [], color=style.RED, lw=1.3)[0],
+        axes[1].plot([], [], color=style.BLUE, lw=1, ls=":")[0],
     )
+    words = (f"optimum found {data.optimum:.3f}", f"exact peak {data.peak:.3f}")
+    style.key(axes[0], loc="lower right")
+    style.key(axes[1], handles=lines, labels=words, loc="upper right")
     return figure
 
 

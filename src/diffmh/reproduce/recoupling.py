@@ -58,8 +58,14 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Reco
     error = {}
     for name in progress.over(("coupled", "uncoupled"), lambda name: f"{num_chains} {name} chains"):
         flip = name == "uncoupled"
-        runs = {"num_samples": 200, "burn_in": 100, "num_chains": num_chains}
-        energy = expectation(model.energy, model.sampler(flip), init=start, **runs)
+        energy = expectation(
+            model.energy,
+            model.sampler(flip),
+            init=start,
+            num_samples=200,
+            burn_in=100,
+            num_chains=num_chains,
+        )
         report = energy.run(TEMPERATURE, jax.random.fold_in(key_runs, flip))
         error[name] = float(report.gradient_error)
     ratio = error["uncoupled"] / error["coupled"]
