@@ -27,7 +27,7 @@ class Branching(Data):
     last step shown.
     """
 
-    primal: Float[np.ndarray, "n+1"]
+    primal: Float[np.ndarray, "start_and_n"]
     alternative: Float[np.ndarray, "n"]
     weight: Float[np.ndarray, "n"]
     alive: Bool[np.ndarray, "n"]
