@@ -84,6 +84,10 @@ class Structure:
         return 1 if self.theta == "scalar" else 3
 
     @property
+    def layout(self) -> tuple[str, ...]:
+        return tuple(part.kind for part in self.parts)
+
+    @property
     def rare(self) -> bool:
         """Whether what is rare weighs much, as rejections do where α is near 1."""
         return not two_sided(self.estimator)
@@ -117,7 +121,7 @@ class Table(eqx.Module):
     part: Part = eqx.field(static=True)
 
     def sample(self, key):
-        return self.part.encode(jax.random.categorical(key, jnp.log(self.probabilities)))
+        return self.part.encode(inversion(key, self.probabilities))
 
     def log_prob(self, x):
         return jnp.log(row(self.probabilities, self.part.index(x)))
@@ -168,6 +172,12 @@ class Density(eqx.Module):
 
     def __call__(self, theta, x, *args):
         return log_density(self.tables, self.number, self.index, theta, x)
+
+
+def inversion(key, probabilities):
+    """An index drawn from `probabilities`: one uniform compiles faster than `categorical`."""
+    cumulative = jnp.cumsum(probabilities)
+    return jnp.sum(cumulative <= jax.random.uniform(key) * cumulative[-1])
 
 
 def row(table, index):
@@ -504,7 +514,7 @@ def _expectation(structure: Structure, drawn: Numbers, num_runs: int) -> diffmh.
         return {"a": index(x) == 0, "b": (index(x), values)}
 
     start = drawn["start"]
-    init = lambda key: encode(jax.random.categorical(key, jnp.log(start)))
+    init = lambda key: encode(inversion(key, start))
     return diffmh.expectation(
         f,
         _kernel(structure, drawn, index),
