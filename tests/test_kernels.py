@@ -11,8 +11,7 @@ from oracles import derivative, finite_chain_mean, ising_sweep, transition_matri
 from statistics_ import assert_unbiased
 
 import diffmh
-from diffmh.kernel import State, Step, accept
-from diffmh.parameters import Parameters, without_gradients
+from diffmh.values import without_tangents
 
 GRID, LABELS = 5, 3
 
@@ -124,7 +123,7 @@ def test_forgetting_changes_nothing():
         np.testing.assert_array_equal(a, b)
 
 
-class TwoColours(diffmh.AcceptReject):
+class TwoColours(diffmh.BlockUpdate):
     """A user's block kernel: on a ring of spins all sites of one parity decide at once, each
     proposed ±1 with probability ½.
     """
@@ -134,48 +133,22 @@ class TwoColours(diffmh.AcceptReject):
     def log_density(self, theta, x):
         return theta[0] * jnp.sum(x * jnp.roll(x, 1)) + theta[1] * jnp.sum(x)
 
-    def start(self, parameters, x):
-        return State(x, None)
-
     def noise(self, key, x, num_steps):
         key_spin, key_accept = jax.random.split(key)
         shape = (num_steps, x.shape[0] // 2)
-        return jax.random.rademacher(key_spin, shape, x.dtype), jax.random.uniform(
-            key_accept, shape
-        )
+        spins = jax.random.rademacher(key_spin, shape, x.dtype)
+        return spins, jax.random.uniform(key_accept, shape)
 
-    def coupling_noise(self, key, x, num_steps):
-        return None
-
-    def _decide(self, parameters, x, noise):
+    def decide(self, parameters, state, noise):
         spins, uniform = noise
+        mine = state.x[self.parity :: 2]
+        around = (jnp.roll(state.x, 1) + jnp.roll(state.x, -1))[self.parity :: 2]
+        change = lambda theta, mine, n: (spins - mine) * (theta[0] * n + theta[1])
+        return diffmh.Acceptance.draw(uniform, parameters.evaluate(change, mine, around))
+
+    def result(self, x, noise, outcome):
         mine = x[self.parity :: 2]
-        neighbours = (jnp.roll(x, 1) + jnp.roll(x, -1))[self.parity :: 2]
-        log_ratio = parameters.evaluate(
-            lambda theta, mine, n: (spins - mine) * (theta[0] * n + theta[1]), mine, neighbours
-        )
-        accepted = accept(uniform, log_ratio.value)
-        return x.at[self.parity :: 2].set(jnp.where(accepted, spins, mine)), accepted, log_ratio
-
-    def step(self, parameters, state, noise):
-        after, accepted, log_ratio = self._decide(parameters, state.x, noise)
-        proposed = State(state.x.at[self.parity :: 2].set(noise[0]), None)
-        return Step(state, proposed, State(after, None), accepted, log_ratio)
-
-    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        return State(self._decide(parameters, alternative.x, noise)[0], None)
-
-    def flipped(self, step, index):
-        site = 2 * index + self.parity
-        other = jnp.where(step.accepted[index], step.before.x[site], step.proposed.x[site])
-        return State(step.after.x.at[site].set(other), None)
-
-    @property
-    def remembers(self):
-        return None
-
-    def forgetful(self):
-        return self
+        return x.at[self.parity :: 2].set(jnp.where(outcome, noise[0], mine))
 
 
 def ring_oracle(sites, num_samples):
@@ -260,15 +233,16 @@ def test_covariance_at_stationarity():
     assert_unbiased(found, derivative(stationary, theta)[1][0])
 
 
-def test_alternatives_carry_no_gradients():
-    """An alternative's memory has values only: a gradient there would be carried, selected and
+def test_alternatives_carry_no_tangents():
+    """An alternative's memory has values only: a derivative there would be carried, selected and
     copied for nothing.
     """
     kernel = diffmh.MetropolisHastings(
         lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0)
     )
-    state = kernel.start(Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True), jnp.array(0.0))
-    assert state.memory.gradient is not None and without_gradients(state).memory.gradient is None
+    parameters = diffmh.Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True)
+    state = kernel.start(parameters, jnp.array(0.0))
+    assert state.memory.tangent is not None and without_tangents(state).memory.tangent is None
 
 
 def test_ising_sweep_is_stochastic():
