@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from finite_chains import Problem, exact, f, log_density, random_problem
 from oracles import derivative, finite_chain_mean, transition_matrix
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import alternatives, values

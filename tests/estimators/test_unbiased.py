@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from finite_chains import COUPLINGS, estimates, exact, random_problem
 from oracles import (
-    MEANS,
     derivative,
     finite_chain_mean,
     ising_moments,
     mixture_occupancy,
     transition_matrix,
 )
-from statistics_ import assert_unbiased
+from paper_models import ising, mixture
+from unbiasedness import assert_unbiased
 
 import diffmh
 
@@ -72,21 +72,6 @@ def test_random_chains_by_score(estimator):
         assert_unbiased(found[index], exact(problem, 8, 3), f"chain {index}")
 
 
-def mixture(estimator, num_samples, num_chains=40_000):
-    means = jnp.asarray(MEANS, jnp.float32)
-    kernel = diffmh.MetropolisHastings(
-        lambda h, j: -0.5 * ((h - means[j]) / 4.0) ** 2, diffmh.OtherState(3)
-    )
-    return diffmh.expectation(
-        lambda h, j: jax.nn.one_hot(j, 3),
-        kernel,
-        init=0,
-        num_samples=num_samples,
-        num_chains=num_chains,
-        estimator=estimator,
-    )
-
-
 @pytest.mark.parametrize("num_samples", [5, pytest.param(20, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "estimator",
@@ -101,26 +86,6 @@ def mixture(estimator, num_samples, num_chains=40_000):
 def test_mixture(estimator, num_samples):
     found = jax.jacfwd(mixture(estimator, num_samples).per_chain)(0.4, jax.random.key(1))
     assert_unbiased(found, derivative(mixture_occupancy(num_samples, 0), 0.4)[1][:, 0])
-
-
-def ising(size, num_sweeps=5, num_chains=20_000, estimator=None, burn_in=0):
-    def energy(spins):
-        return -jnp.sum(spins * (jnp.roll(spins, 1, 0) + jnp.roll(spins, 1, 1))).astype(jnp.float32)
-
-    sites = [(i, j) for i in range(size) for j in range(size)]
-    density = lambda temperature, spins: -energy(spins) / temperature
-    sweep = diffmh.Cycle(
-        *(diffmh.MetropolisHastings(density, diffmh.SpinFlip(site)) for site in sites)
-    )
-    return diffmh.expectation(
-        lambda temperature, spins: jnp.stack([energy(spins), energy(spins) ** 2]),
-        sweep,
-        init=jnp.ones((size, size), jnp.int32),
-        num_samples=num_sweeps,
-        burn_in=burn_in,
-        num_chains=num_chains,
-        estimator=estimator,
-    )
 
 
 @pytest.mark.parametrize(

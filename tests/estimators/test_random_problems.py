@@ -23,7 +23,7 @@ from random_problems import (
     structures,
     two_sided,
 )
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 
