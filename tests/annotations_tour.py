@@ -6,7 +6,9 @@ Tracing is enough: shapes are known then, and nothing need be compiled.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from random_problems import THETAS, _expectation, numbers, structures
+from random_kernels import THETAS, expectation_of
+from random_problems import numbers
+from random_structures import structures
 
 import diffmh
 from diffmh import sad
@@ -29,7 +31,7 @@ def trace(function, *arguments):
 def random_problems():
     for number, structure in enumerate(structures(3, seed=1)):
         drawn = jax.tree.map(jnp.float32, numbers(structure, number, tied=False))
-        expectation = _expectation(structure, drawn, 3)
+        expectation = expectation_of(structure, drawn, 3)
         args = (drawn,) if structure.tables == "args" else ()
         at = lambda theta: expectation.per_chain(theta, KEY, *args)
         eqx.filter_eval_shape(jax.jacfwd(at), THETAS[structure.theta](drawn["theta"]))

@@ -8,7 +8,9 @@ there are some 1,000 by default (6e-4 in all) and 20,000 with `--thorough` (1.2 
 import itertools
 
 import pytest
-from random_problems import (
+from random_kernels import estimates
+from random_problems import exact, numbers
+from random_structures import (
     COMPOSITIONS,
     COUPLINGS,
     ESTIMATORS,
@@ -17,9 +19,6 @@ from random_problems import (
     Move,
     Part,
     Structure,
-    estimates,
-    exact,
-    numbers,
     structures,
     two_sided,
 )
