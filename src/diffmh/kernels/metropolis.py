@@ -81,10 +81,10 @@ class MetropolisHastings(Update):
     def noise(self, key, x, num_steps):
         key_propose, key_accept = jax.random.split(key)
         uniform = jax.random.uniform(key_accept, (num_steps,))
-        return Noise(proposals.draw(self.proposal, key_propose, x, num_steps), uniform)
+        return Noise(proposals.proposal_noise(self.proposal, key_propose, x, num_steps), uniform)
 
     def coupling_noise(self, key, x, num_steps):
-        return couplings.draw(self.coupling, self.proposal, key, x, num_steps)
+        return couplings.coupling_noise(self.coupling, self.proposal, key, x, num_steps)
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
         def propose(x):
@@ -137,7 +137,16 @@ class MetropolisHastings(Update):
 
     def _log_proposal_ratio(self, parameters: Parameters, x: Value, x_new: Value) -> Value:
         """`log q(x|x') − log q(x'|x)`."""
-        log_prob = self.proposal.log_prob
+
+        def log_prob(x, x_new):
+            log_q = self.proposal.log_prob(x, x_new)
+            if jnp.shape(log_q) != ():
+                raise TypeError(
+                    f"`{type(self.proposal).__name__}.log_prob` must return a scalar, got shape"
+                    f" {jnp.shape(log_q)}: add the terms up with `jnp.sum`."
+                )
+            return log_q
+
         if x.tangent is None and parameters.differentiate:
             ratio = log_prob(x_new.primal, x.primal) - log_prob(x.primal, x_new.primal)
             return Value(ratio, jnp.zeros((), ratio.dtype))
