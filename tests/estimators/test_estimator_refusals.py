@@ -11,7 +11,6 @@ OTHER_CHAINS = diffmh.Score(baseline="other chains")
 
 
 @cases(
-    lag=(lambda: expect(lag=1), NotImplementedError, "lag … must be 0 … got 1"),
     weights=(
         lambda: diffmh.StochasticDerivative("foo"),
         ValueError,

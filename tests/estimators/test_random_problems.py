@@ -110,7 +110,6 @@ def found_and_exact(structure, tied):
     ("num_states", "dtype"),
     [(100, "int8"), pytest.param(200, "uint8", marks=pytest.mark.thorough)],
 )
-@pytest.mark.xfail(strict=True, reason="issue 9, item 6: x + noise overflows in `OtherState`")
 def test_states_that_fill_their_dtype(num_states, dtype):
     for samples, expected in found_and_exact(one_label(num_states, dtype), tied=False):
         assert_unbiased(samples, expected)
