@@ -1,5 +1,7 @@
 """diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions."""
 
+from . import models as models
+from . import plots as plots
 from . import sad as sad
 from ._continuity import continuous as continuous
 from ._validate import NotDifferentiable as NotDifferentiable
