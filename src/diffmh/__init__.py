@@ -1,6 +1,9 @@
 """diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions."""
 
+from . import models as models
+from . import plots as plots
 from . import sad as sad
+from ._continuity import continuous as continuous
 from ._validate import NotDifferentiable as NotDifferentiable
 from .alternatives import Transition as Transition
 from .check import check as check

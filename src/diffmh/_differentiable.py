@@ -62,3 +62,19 @@ def _refuse_second_derivative(primals, tangents):
         " diffmh estimates first derivatives"
         " only. For curvature, difference `jax.grad` at two values of theta with the same key."
     )
+
+
+def not_differentiable(tree, message: str):
+    """`tree`, whose differentiation is refused with a message: it would silently be zero."""
+
+    @eqx.filter_custom_jvp
+    def passed(tree):
+        return tree
+
+    @passed.def_jvp
+    def _refuse(primals, tangents):
+        if jax.tree.leaves(tangents):
+            raise NotDifferentiable(message)
+        return passed(*primals), jax.tree.map(lambda _: None, primals[0])
+
+    return passed(tree)

@@ -149,6 +149,14 @@ def state(tree: Any, what: str) -> Any:
     return tree
 
 
+def no_empty_leaves(tree: Any, what: str) -> None:
+    """Refuses arrays of size 0."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if 0 in jnp.shape(leaf):
+            where = f"{what}{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{where} has shape {jnp.shape(leaf)}: there is nothing in it.")
+
+
 def numbers(tree: Any, what: str) -> Any:
     """A pytree of numbers or arrays, such as a user's function returns."""
     for leaf in jax.tree.leaves(tree):

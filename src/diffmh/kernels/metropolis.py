@@ -137,7 +137,16 @@ class MetropolisHastings(Update):
 
     def _log_proposal_ratio(self, parameters: Parameters, x: Value, x_new: Value) -> Value:
         """`log q(x|x') − log q(x'|x)`."""
-        log_prob = self.proposal.log_prob
+
+        def log_prob(x, x_new):
+            log_q = self.proposal.log_prob(x, x_new)
+            if jnp.shape(log_q) != ():
+                raise TypeError(
+                    f"`{type(self.proposal).__name__}.log_prob` must return a scalar, got shape"
+                    f" {jnp.shape(log_q)}: add the terms up with `jnp.sum`."
+                )
+            return log_q
+
         if x.tangent is None and parameters.differentiate:
             ratio = log_prob(x_new.primal, x.primal) - log_prob(x.primal, x_new.primal)
             return Value(ratio, jnp.zeros((), ratio.dtype))
