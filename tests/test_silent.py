@@ -275,6 +275,22 @@ def test_starts_outside_the_support_are_refused():
         diffmh.trace(walk(lambda t, x: jnp.log(x) * t), 0.5, KEY, init=-1.0, num_steps=5)
 
 
+@pytest.mark.parametrize(
+    ("proposal", "init", "words"),
+    [
+        (diffmh.SpinFlip(site=7), jnp.ones(3, int), "site"),
+        (diffmh.SpinFlip(), jnp.array([1, 0, 1]), "±1"),
+        (diffmh.SpinFlip(), jnp.ones(3, jnp.uint8), "uint8"),
+        (diffmh.OtherState(3), 7, "7"),
+        (diffmh.OtherState(3), -1, "-1"),
+    ],
+)
+def test_starts_that_a_proposal_cannot_move_are_refused(proposal, init, words):
+    kernel = diffmh.MetropolisHastings(lambda t, x: 1.0 * t * jnp.sum(x), proposal)
+    with pytest.raises((TypeError, ValueError), match=words):
+        mean_of(kernel, init=init, f=lambda t, x: 1.0 * jnp.sum(x))(0.5, KEY)
+
+
 def test_what_has_nothing_in_it_is_refused():
     with pytest.raises(ValueError, match="nothing in it"):
         mean_of(NORMAL, init=jnp.zeros(0))(0.5, KEY)
