@@ -26,9 +26,13 @@ from .kernel import Kernel as Kernel
 from .kernel import State as State
 from .kernel import Step as Step
 from .kernel import Update as Update
+from .kernels import BlockGibbs as BlockGibbs
 from .kernels import Cycle as Cycle
+from .kernels import Gibbs as Gibbs
 from .kernels import MetropolisHastings as MetropolisHastings
+from .kernels import Mixture as Mixture
 from .kernels import Repeat as Repeat
+from .kernels import Sweep as Sweep
 from .optimise import Ascent as Ascent
 from .optimise import optimise as optimise
 from .parameters import Parameters as Parameters

@@ -1,5 +1,9 @@
 """Kernels, one small file each."""
 
 from .compose import Cycle as Cycle
+from .compose import Mixture as Mixture
 from .compose import Repeat as Repeat
+from .compose import Sweep as Sweep
+from .gibbs import BlockGibbs as BlockGibbs
+from .gibbs import Gibbs as Gibbs
 from .metropolis import MetropolisHastings as MetropolisHastings
