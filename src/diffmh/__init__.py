@@ -29,6 +29,8 @@ from .kernel import Update as Update
 from .kernels import BlockGibbs as BlockGibbs
 from .kernels import Cycle as Cycle
 from .kernels import Gibbs as Gibbs
+from .kernels import Hamiltonian as Hamiltonian
+from .kernels import Langevin as Langevin
 from .kernels import MetropolisHastings as MetropolisHastings
 from .kernels import Mixture as Mixture
 from .kernels import Repeat as Repeat

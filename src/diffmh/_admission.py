@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from . import _validate
 from ._lowering import compat
+from .kernel import moves_with_theta
 from .parameters import jacobian
 from .simulation import Simulation, flatten, run
 
@@ -57,10 +58,12 @@ def admit(
     theta = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
 
     _check_densities(simulation, theta, x, args)
-    f = lambda theta, x: _validate.numbers(simulation.f(theta, x, *args), "`f`")
-    value = _check_observable(jax.eval_shape(f, theta, x))
-    f_depends_on_theta = compat.depends_on(f, theta, x)
-    if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
+    places = (x, x) if simulation.lag else (x,)
+    f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
+    value = _check_observable(jax.eval_shape(f, theta, places))
+    f_depends_on_theta = compat.depends_on(f, theta, places)
+    depends = f_depends_on_theta or moves_with_theta(simulation.kernel)
+    if not depends and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
             "`log_density` does not depend on `theta` in a way that moves the distribution of x"
             " smoothly, and `f` does not"
@@ -78,9 +81,9 @@ def admit(
 @eqx.filter_jit
 def _start(simulation: Simulation, theta, key, args):
     def one(x):
-        return simulation.kernel.updates()[0].log_density(theta, x, *args), flatten(
-            simulation.f(theta, x, *args)
-        )
+        places = (x, x) if simulation.lag else (x,)
+        density = simulation.kernel.updates()[0].log_density(theta, x, *args)
+        return density, flatten(simulation.f(theta, *places, *args))
 
     starts = simulation.starts(key)
     return starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)

@@ -34,7 +34,8 @@ def _jvp(primals, tangents):
             "A derivative was asked for with respect to `init`, to an array in the kernel, or to a"
             " value that `log_density`, `f` or"
             " the program closes over. Make what you differentiate a part of `theta`, or hide it"
-            " with `jax.lax.stop_gradient`."
+            " with `jax.lax.stop_gradient`. A proposal that depends on theta is declared as a"
+            " function of it: `MetropolisHastings(log_density, lambda theta: GaussianWalk(theta))`."
         )
     theta = jax.tree.map(jnp.asarray, theta)
     values, derivative = _once(jacobian, theta, key, args)

@@ -143,7 +143,9 @@ def expectation(
 
     **Arguments**
 
-    - `f(theta, x, *args)`: a pytree of real arrays.
+    - `f(theta, x, *args)`: a pytree of real arrays; with `lag=L` it is
+      `f(theta, x_earlier, x, *args)`, `x_earlier` being the state L steps back (before the start,
+      the start): autocovariances, squared jump distances.
     - `kernel`: a `Kernel`, such as `MetropolisHastings(log_density, proposal)`.
     - `init`: the start state, or a function `key -> state` for a random one.
     - `num_samples`, `burn_in`: steps counted, and steps before them. Memory grows with neither.
@@ -166,8 +168,6 @@ def expectation(
     >>> round(float(value), 1), round(float(gradient), 1)                # exactly 0.5 and 1
     (0.5, 1.0)
     """
-    if lag != 0:
-        raise NotImplementedError(f"`expectation(lag=...)` must be 0 for now, got {lag!r}.")
     estimator = StochasticDerivative() if estimator is None else estimator
     where = "expectation(f, kernel, ...)"
     simulation = Simulation(
@@ -178,6 +178,7 @@ def expectation(
         num_samples=_validate.count(num_samples, "num_samples=..."),
         burn_in=_validate.count(burn_in, "burn_in=...", least=0),
         num_chains=_validate.count(num_chains, "num_chains=..."),
+        lag=_validate.count(lag, "lag=...", least=0),
     )
     return Expectation(simulation)
 

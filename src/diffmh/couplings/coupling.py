@@ -91,6 +91,11 @@ def draw(
     return jax.random.split(own, num_steps)
 
 
+def draw_one(coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
+    """One step's worth of `draw`."""
+    return jax.tree.map(lambda leaf: leaf[0], draw(coupling, proposal, key, x, 1))
+
+
 def couple(
     coupling: Coupling,
     proposal: Proposal,

@@ -8,8 +8,14 @@ from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
 from .independence import Independence as Independence
 from .on import On as On
+from .on import choose as choose
+from .on import chosen as chosen
+from .on import is_finite as is_finite
+from .on import log_probabilities as log_probabilities
+from .on import moved_part as moved_part
 from .proposal import NoiseProposal as NoiseProposal
 from .proposal import Proposal as Proposal
 from .proposal import draw as draw
+from .proposal import draw_one as draw_one
 from .proposal import move as move
 from .spin_flip import SpinFlip as SpinFlip
