@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from finite_chains import f, log_density, random_problem, stacked
 from oracles import derivative, finite_chain_mean
+from quadrature import log_normal, phi, proposed_by_density, slope
 from statistics_ import assert_unbiased, is_caught
 
 import diffmh
@@ -98,23 +99,6 @@ def test_choices_without_their_flips_are_caught(monkeypatch):
     assert any(is_caught(found[i], exact(problem)) for i, problem in enumerate(few))
 
 
-# Continuous: E[φ(x_0, x_1)] of one step from the stationary distribution N(0, 1), by quadrature.
-def one_step(log_q, phi, theta, num_points=1501):
-    """`E φ(x_0, x_1)` for a proposal of density `exp log_q(θ, x, x')`, on a grid of both."""
-    grid = np.linspace(-8, 8, num_points)
-    x, x_new = grid[:, None], grid[None]
-    log_g = lambda x: -0.5 * x**2
-    forward, backward = log_q(theta, x, x_new), log_q(theta, x_new, x)
-    accept = np.exp(np.minimum(0.0, log_g(x_new) - log_g(x) + backward - forward))
-    density = np.exp(log_g(x)) / np.sqrt(2 * np.pi)
-    moved = density * np.exp(forward) * accept * (phi(x, x_new) - phi(x, x))
-    return moved.sum() * (grid[1] - grid[0]) ** 2
-
-
-def log_normal(x, mean, scale):
-    return -0.5 * ((x - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
-
-
 class Normal(eqx.Module):
     scale: jax.Array
 
@@ -159,11 +143,6 @@ CONTINUOUS = {
 }
 
 
-def phi(x, x_new):
-    """Products and squared jumps, and a third function that is not symmetric."""
-    return x * x_new, (x - x_new) ** 2, x * abs(x_new)
-
-
 def lagged(make, estimator=None, num_steps=3):
     kernel = diffmh.MetropolisHastings(lambda theta, x: -0.5 * x**2, lambda theta: make(theta))
     return diffmh.expectation(
@@ -177,21 +156,11 @@ def lagged(make, estimator=None, num_steps=3):
     )
 
 
-def slope(log_q, theta):
-    """Each step is one from the stationary distribution."""
-    third = [lambda x, new, i=i: phi(x, new)[i] for i in range(3)]
-    step = 1e-3
-    up, down = (
-        np.array([one_step(log_q, one, at) for one in third]) for at in (theta + step, theta - step)
-    )
-    return (up - down) / (2 * step)
-
-
 @functools.cache
 def continuous(name):
     make, log_q, theta = CONTINUOUS[name]
     found = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(7))
-    return np.asarray(found), slope(log_q, theta)
+    return np.asarray(found), slope(proposed_by_density(log_q), theta)
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -203,7 +172,7 @@ def test_continuous(name):
 
 def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
     make, log_q, theta = CONTINUOUS["walk"]
-    truth = slope(log_q, theta)
+    truth = slope(proposed_by_density(log_q), theta)
     without_flips = lambda self, weights: 0.0 * self.log_accept_gradient
     with monkeypatch.context() as patch:
         patch.setattr(diffmh.Acceptance, "flip_weight", without_flips)
@@ -295,7 +264,7 @@ def test_refusals():
     with pytest.raises(diffmh.NotDifferentiable, match="lambda theta: GaussianWalk"):
         jax.grad(undeclared)(0.5)
     kernel = diffmh.MetropolisHastings(density, lambda theta: theta)
-    with pytest.raises(TypeError, match=r"`proposal\(theta\)` must be a `diffmh.Proposal`"):
+    with pytest.raises(TypeError, match=r"`proposal\(theta\)` must be a `diffmh\.Proposal`"):
         diffmh.expectation(f, kernel, init=0.0, num_samples=2)(0.5, jax.random.key(0))
     kernel = diffmh.MetropolisHastings(density, lambda theta: diffmh.SpinFlip())
     with pytest.raises(TypeError, match="moves int32 must be a `FiniteProposal`"):

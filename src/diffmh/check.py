@@ -89,7 +89,9 @@ def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: 
     x = jax.tree.map(lambda leaf: leaf[..., 0], simulation.starts(key))
     for number, step in enumerate(kernel.updates()):
         if isinstance(step, MetropolisHastings):
-            findings += _check_step(step.bound(theta, *args), theta, jax.random.fold_in(key, number), args, x)
+            findings += _check_step(
+                step.bound(theta, *args), theta, jax.random.fold_in(key, number), args, x
+            )
     return Findings(tuple(findings))
 
 

@@ -119,9 +119,9 @@ class Sweep(Kernel):
     >>> import jax, jax.numpy as jnp, diffmh
     >>> potts = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])
     >>> sweep = diffmh.Sweep(lambda i: diffmh.Gibbs(potts, lambda z: z[i], 3), 100)
-    >>> agree = diffmh.expectation(
-    ...     lambda theta, z: jnp.mean(z[1:] == z[:-1]), sweep, init=jnp.zeros(100, int), num_samples=5)
-    >>> slope = jax.grad(agree)(0.5, jax.random.key(0))
+    >>> agree = lambda theta, z: jnp.mean(z[1:] == z[:-1])
+    >>> mean = diffmh.expectation(agree, sweep, init=jnp.zeros(100, int), num_samples=5)
+    >>> slope = jax.grad(mean)(0.5, jax.random.key(0))
     """
 
     kernel_at: Callable[[Int[Array, ""]], Kernel]

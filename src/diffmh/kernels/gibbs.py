@@ -141,8 +141,8 @@ class BlockGibbs(BlockUpdate):
     >>> visible = diffmh.BlockGibbs(lambda w, x: w @ x["h"], lambda x: x["v"], energy)
     >>> hidden = diffmh.BlockGibbs(lambda w, x: x["v"] @ w, lambda x: x["h"], energy)
     >>> start = {"v": jnp.zeros(3), "h": jnp.zeros(2)}
-    >>> mean = diffmh.expectation(
-    ...     lambda w, x: jnp.mean(x["v"]), diffmh.Cycle(hidden, visible), init=start, num_samples=20)
+    >>> both = diffmh.Cycle(hidden, visible)
+    >>> mean = diffmh.expectation(lambda w, x: jnp.mean(x["v"]), both, init=start, num_samples=20)
     >>> jax.grad(mean)(0.1 * jnp.ones((3, 2)), jax.random.key(0)).shape
     (3, 2)
     """
@@ -183,7 +183,9 @@ class BlockGibbs(BlockUpdate):
     def noise(self, key, x, num_steps):
         block = jax.eval_shape(self.where, x)
         if not hasattr(block, "shape"):
-            raise TypeError(f"`BlockGibbs(where=...)` must pick one array of the state, got {block}.")
+            raise TypeError(
+                f"`BlockGibbs(where=...)` must pick one array of the state, got {block}."
+            )
         return jax.random.uniform(key, (num_steps, *block.shape))
 
     def decide(self, parameters: Parameters, state: State, noise) -> Bernoulli:

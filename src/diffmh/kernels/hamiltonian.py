@@ -81,6 +81,10 @@ class Hamiltonian(Update):
     def moves_with_theta(self):
         return True
 
+    @property
+    def has_own_parameters(self):
+        return callable(self.step_size)
+
     def noise(self, key, x, num_steps):
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -134,7 +138,9 @@ class Hamiltonian(Update):
         density = jax.value_and_grad(lambda x: self.density(theta, x, *args))
 
         def along(start, direction, share):
-            go = lambda start, step, direction: start + (share * step * direction).astype(start.dtype)
+            go = lambda start, step, direction: (
+                start + (share * step * direction).astype(start.dtype)
+            )
             return jax.tree.map(go, start, step, direction)
 
         def leap(carry, _):

@@ -41,6 +41,10 @@ class LangevinProposal(ProposalOf):
     density: Callable[..., Float[Array, ""]]
     step: Any
 
+    @property
+    def has_own_parameters(self):
+        return callable(self.step)
+
     def at(self, theta, args):
         log_density = lambda x: self.density(theta, x, *args)
         return Drift(_scale(self.step(theta) if callable(self.step) else self.step), log_density)

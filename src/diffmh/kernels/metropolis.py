@@ -30,6 +30,11 @@ class Noise(eqx.Module):
 class ProposalOf(eqx.Module):
     """A proposal that depends on θ."""
 
+    @property
+    @abstractmethod
+    def has_own_parameters(self) -> bool:
+        """Whether by more than the density does."""
+
     @abstractmethod
     def at(self, theta: PyTree, args: tuple[Any, ...]) -> Proposal:
         """The proposal at given parameters and data."""
@@ -39,6 +44,10 @@ class OfTheta(ProposalOf):
     """`theta -> Proposal`, as a user writes it."""
 
     function: Callable[[PyTree], Proposal]
+
+    @property
+    def has_own_parameters(self):
+        return True
 
     def at(self, theta, args):
         made = self.function(theta)
@@ -188,6 +197,10 @@ class MetropolisHastings(Update):
     @property
     def moves_with_theta(self) -> bool:
         return isinstance(self.proposal, ProposalOf)
+
+    @property
+    def has_own_parameters(self) -> bool:
+        return isinstance(self.proposal, ProposalOf) and self.proposal.has_own_parameters
 
     def forgetful(self):
         return MetropolisHastings(self.density, self.proposal, self.coupling, cached=False)
