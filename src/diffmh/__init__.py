@@ -2,6 +2,7 @@
 
 from . import sad as sad
 from ._validate import NotDifferentiable as NotDifferentiable
+from .adapt import adapt as adapt
 from .alternatives import Transition as Transition
 from .check import check as check
 from .compose import compose as compose
@@ -51,6 +52,7 @@ from .proposals import TransitionMatrix as TransitionMatrix
 from .report import Report as Report
 from .trace import Trace as Trace
 from .trace import trace as trace
+from .tune import tune as tune
 from .values import Value as Value
 
 __version__ = "0.1.0"
