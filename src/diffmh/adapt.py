@@ -16,7 +16,6 @@ from . import _trees, _validate
 from .decisions import Acceptance, accept_probability
 from .kernel import Kernel, Update
 from .kernels import Hamiltonian, Langevin, MetropolisHastings
-from .kernels.langevin import LangevinProposal
 from .parameters import Parameters
 from .proposals import GaussianWalk
 
@@ -136,11 +135,11 @@ def adapt(
     dense = family.dense and 1 < one.size <= _DENSE
     root = jnp.eye(one.size) if dense else jnp.ones(one.size)
     progress = _Progress(states, jnp.log(2.38 / one.size**0.5), jnp.zeros(()))
-    for window in range(_WINDOWS):
-        now = jax.random.fold_in(key, window)
-        progress, steps, samples = _window(family, theta, now, args, progress, root, length)
-        if window < _WINDOWS - 1:
-            root = _root(samples, dense)
+    *windows, last = jax.random.split(key, _WINDOWS)
+    for now in windows:
+        progress, _, samples = _window(family, theta, now, args, progress, root, length)
+        root = _root(samples, dense)
+    _, steps, _ = _window(family, theta, last, args, progress, root, length)
     return family.kernel(jnp.exp(jnp.mean(steps[length // 2 :])), root)
 
 
@@ -148,14 +147,12 @@ def _family(kernel: Kernel, unravel: Callable[[Array], PyTree]) -> _Family:
     match kernel:
         case MetropolisHastings(proposal=GaussianWalk()):
             return _Walks(kernel)
-        case Langevin(
-            kernel=MetropolisHastings(proposal=LangevinProposal(has_own_parameters=False))
-        ):
+        case Langevin(kernel=MetropolisHastings(has_own_parameters=False)):
             return _Langevins(kernel)
         case Hamiltonian(has_own_parameters=False):
             return _Hamiltonians(kernel, unravel)
     raise TypeError(
-        "`adapt(kernel, ...)` sets the steps of `MetropolisHastings(log_density, GaussianWalk(...))`,"
+        "`adapt(kernel, ...)` sets the steps of `MetropolisHastings(density, GaussianWalk(...))`,"
         f" `Langevin` and `Hamiltonian`, none of them a function of theta, got {kernel}: for"
         " parameters of your own use `diffmh.tune`."
     )

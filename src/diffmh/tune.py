@@ -63,11 +63,16 @@ def tune(
             "`tune(kernel, ...)` needs a kernel whose proposal or step is a function of theta, such"
             " as `MetropolisHastings(log_density, lambda theta: GaussianWalk(theta))`."
         )
-    chains = dict(num_samples=num_samples, burn_in=burn_in, num_chains=num_chains)
-    observed = _jumps if objective is None else objective
-    score = expectation(observed, kernel, init=init, lag=1, **chains)
-    if objective is None:
-        score = compose(_log_volume, score)
+    observed = expectation(
+        _jumps if objective is None else objective,
+        kernel,
+        init=init,
+        num_samples=num_samples,
+        burn_in=burn_in,
+        num_chains=num_chains,
+        lag=1,
+    )
+    score = compose(_log_volume, observed) if objective is None else observed
     if optimizer is None:
         import optax
 

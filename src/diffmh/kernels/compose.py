@@ -179,7 +179,7 @@ class Mixture(Kernel):
 
     def __init__(self, *kernels: Any, probabilities: Sequence[float] | Array | None = None):
         if kernels and probabilities is None and not isinstance(kernels[-1], Kernel):
-            *kernels, probabilities = kernels
+            kernels, probabilities = kernels[:-1], kernels[-1]
         if not kernels:
             raise ValueError("`Mixture(...)` needs at least one kernel, got none.")
         for kernel in kernels:

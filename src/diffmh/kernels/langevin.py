@@ -47,7 +47,8 @@ class LangevinProposal(ProposalOf):
 
     def at(self, theta, args):
         log_density = lambda x: self.density(theta, x, *args)
-        return Drift(_scale(self.step(theta) if callable(self.step) else self.step), log_density)
+        scale = _scale(self.step(theta) if callable(self.step) else self.step)
+        return Drift(scale=scale, log_density=log_density)
 
 
 def _scale(step: PyTree) -> Float[Array, "..."]:

@@ -119,8 +119,8 @@ class MetropolisHastings(Update):
         if callable(proposal) and not isinstance(proposal, type):
             self.proposal, self.coupling = OfTheta(proposal), coupling
             return
-        self.proposal = _validate.instance(proposal, Proposal, where, "proposal")
-        self.coupling = _suitable(coupling, self.proposal)
+        fixed: Proposal = _validate.instance(proposal, Proposal, where, "proposal")
+        self.proposal, self.coupling = fixed, _suitable(coupling, fixed)
 
     def log_density(self, theta, x, *args):
         return self.density(theta, x, *args)

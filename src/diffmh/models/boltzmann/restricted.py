@@ -90,9 +90,10 @@ class Restricted(eqx.Module):
 
     def log_likelihood(self, v: Float[Array, "... V"]) -> Float[np.ndarray, "..."]:
         """`log p(v)` of each configuration of the visible layer, exactly."""
-        v = np.asarray(v, float)
+        units = np.asarray(v, float)
         a, b, w = (np.asarray(p, float) for p in (self.visible, self.hidden, self.couplings))
-        return v @ a + np.logaddexp(0.0, b + v @ w).sum(axis=-1) - self.log_partition()
+        inputs = b + units @ w
+        return units @ a + np.logaddexp(0.0, inputs).sum(axis=-1) - self.log_partition()
 
     def exact_moments(self) -> Restricted:
         """`E[v]`, `E[h]` and `E[v hᵀ]`, exactly."""
