@@ -16,7 +16,9 @@ from statistics_ import assert_unbiased, is_caught
 
 import diffmh
 
-PROBLEMS = [random_problem(seed) for seed in range(500, 600)]
+# In the chain of seed 598 a derivative of 6e-7 rests on a path of probability 1e-7, which 4,000 runs
+# never take: their spread says nothing there.
+PROBLEMS = [random_problem(seed) for seed in range(500, 601) if seed != 598]
 STEPS = 5
 
 
@@ -266,7 +268,8 @@ def test_refusals():
     kernel = diffmh.MetropolisHastings(density, lambda theta: theta)
     with pytest.raises(TypeError, match=r"`proposal\(theta\)` must be a `diffmh\.Proposal`"):
         diffmh.expectation(f, kernel, init=0.0, num_samples=2)(0.5, jax.random.key(0))
-    kernel = diffmh.MetropolisHastings(density, lambda theta: diffmh.SpinFlip())
+    field = lambda theta, x: theta * jnp.sum(x)
+    kernel = diffmh.MetropolisHastings(field, lambda theta: diffmh.SpinFlip())
     with pytest.raises(TypeError, match="moves int32 must be a `FiniteProposal`"):
         spins = lambda theta, x: 1.0 * x[0]
         diffmh.expectation(spins, kernel, init=jnp.ones(2, jnp.int32), num_samples=2)(
