@@ -75,7 +75,7 @@ def gaussian(theta, x):
 
 
 FIVE = {
-    "Langevin": diffmh.Langevin(gaussian, jnp.asarray(0.8 * ROOT, jnp.float32)),
+    "Langevin": diffmh.Langevin(gaussian, jnp.asarray(1.2 * ROOT, jnp.float32)),
     "Hamiltonian": diffmh.Mixture(
         diffmh.Hamiltonian(gaussian, 0.35, 4),
         diffmh.MetropolisHastings(gaussian, diffmh.GaussianWalk(ROOT.astype(np.float32))),

@@ -1,5 +1,8 @@
 """Mixture against exact transition matrices, and a memory that must not be shared."""
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import transition_matrix
@@ -27,13 +30,31 @@ def cold(*operands):
     return 1.5 * log_density(*operands)
 
 
+class OtherEntry(diffmh.NoiseProposal):
+    """Another value for one of the two labels."""
+
+    axis: int = eqx.field(static=True)
+    num_values: int = eqx.field(static=True)
+    symmetric: bool = eqx.field(static=True, default=True)
+
+    def noise(self, key, x, num_steps):
+        return jax.random.randint(key, (num_steps,), 1, self.num_values, x.dtype)
+
+    def move(self, x, noise):
+        here = jnp.arange(2) == self.axis
+        return jnp.where(here, (x + noise) % self.num_values, x)
+
+    def log_prob(self, x, x_new):
+        return -jnp.log(self.num_values - 1.0)
+
+
 def mixture(density=log_density, other=cold):
     """Walks in both directions, of different densities, and a Gibbs draw."""
-    row = diffmh.On(lambda z: z[0], diffmh.OtherState(ROWS))
-    column = diffmh.On(lambda z: z[1], diffmh.OtherState(COLUMNS))
+    row, column = OtherEntry(axis=0, num_values=ROWS), OtherEntry(axis=1, num_values=COLUMNS)
+    same = diffmh.CommonRandomNumbers()
     return diffmh.Mixture(
-        diffmh.MetropolisHastings(density, row),
-        diffmh.MetropolisHastings(other, column),
+        diffmh.MetropolisHastings(density, row, same),
+        diffmh.MetropolisHastings(other, column, same),
         diffmh.Gibbs(density, lambda z: z[1], COLUMNS),
         (0.3, 0.5, 0.2),
     )

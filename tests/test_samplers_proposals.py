@@ -16,8 +16,8 @@ from statistics_ import assert_unbiased, is_caught
 
 import diffmh
 
-# In the chain of seed 598 a derivative of 6e-7 rests on a path of probability 1e-7, which 4,000 runs
-# never take: their spread says nothing there.
+# In the chain of seed 598 a derivative of 6e-7 rests on a path of probability 1e-7, which 4,000
+# runs never take: their spread says nothing there.
 PROBLEMS = [random_problem(seed) for seed in range(500, 601) if seed != 598]
 STEPS = 5
 

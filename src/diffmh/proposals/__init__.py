@@ -1,5 +1,10 @@
 """Proposals `q(x' | x)`, one small file per family."""
 
+from .choices import choose as choose
+from .choices import chosen as chosen
+from .choices import is_finite as is_finite
+from .choices import log_probabilities as log_probabilities
+from .choices import moved_part as moved_part
 from .finite import FiniteProposal as FiniteProposal
 from .finite import OtherState as OtherState
 from .finite import TransitionMatrix as TransitionMatrix
@@ -8,11 +13,6 @@ from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
 from .independence import Independence as Independence
 from .on import On as On
-from .on import choose as choose
-from .on import chosen as chosen
-from .on import is_finite as is_finite
-from .on import log_probabilities as log_probabilities
-from .on import moved_part as moved_part
 from .proposal import NoiseProposal as NoiseProposal
 from .proposal import Proposal as Proposal
 from .proposal import draw as draw

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
 
-from .. import _parts, _validate
-from .finite import FiniteProposal
+from .. import _validate
 from .proposal import NoiseProposal, Proposal, draw, move
 
 
@@ -49,40 +46,4 @@ class On(NoiseProposal):
 
     def replace(self, x: Any, part: Any) -> Any:
         """`x` with `part` in its place."""
-        return _parts.replace(self.where, x, part)
-
-
-def moved_part(proposal: Proposal, x: PyTree) -> PyTree:
-    """The part of the state that a proposal moves."""
-    while isinstance(proposal, On):
-        proposal, x = proposal.proposal, proposal.where(x)
-    return x
-
-
-def is_finite(proposal: Proposal) -> bool:
-    """Whether it chooses among finitely many values."""
-    while isinstance(proposal, On):
-        proposal = proposal.proposal
-    return isinstance(proposal, FiniteProposal)
-
-
-def log_probabilities(proposal: Proposal, x: PyTree) -> Float[Array, "n"]:
-    """`log q(· | x)` over the values of a finite proposal."""
-    while isinstance(proposal, On):
-        proposal, x = proposal.proposal, proposal.where(x)
-    assert isinstance(proposal, FiniteProposal)
-    p = proposal.probabilities(x)
-    # Twice guarded: where p = 0, the logarithm's derivative is no number.
-    return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), -jnp.inf)
-
-
-def choose(proposal: Proposal, x: PyTree, value: Int[Array, ""]) -> PyTree:
-    """The state with one of a finite proposal's values."""
-    if isinstance(proposal, On):
-        return proposal.replace(x, choose(proposal.proposal, proposal.where(x), value))
-    return value.astype(x.dtype)
-
-
-def chosen(proposal: Proposal, x_new: PyTree) -> Int[Array, ""]:
-    """Which of a finite proposal's values was proposed."""
-    return moved_part(proposal, x_new)
+        return eqx.tree_at(self.where, x, part)
