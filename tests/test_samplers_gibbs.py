@@ -51,6 +51,7 @@ def test_gibbs(coupling, alternatives):
         assert_unbiased(found[index], exact(problem, sweep_matrix), f"table {index}")
 
 
+@pytest.mark.thorough
 def test_gibbs_by_score():
     problems = tables(0, 20)
     found = estimates(problems, 2, sweep(), diffmh.Score("other chains"))
@@ -244,3 +245,19 @@ def test_refusals():
         value(diffmh.BlockGibbs(lambda t, z: t * z, lambda z: z[:2], density), jnp.zeros(3))
     with pytest.raises(ValueError, match="two different numbers"):
         diffmh.BlockGibbs(lambda t, z: t * z, lambda z: z, density, values=(1, 1))
+
+
+def test_reports_and_traces_without_acceptance():
+    """Nothing is accepted or rejected: no rate, no warning of a stuck chain, no division by 0."""
+    potts = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])
+    kernel = diffmh.Gibbs(potts, lambda z: z[1], 3)
+    start = jnp.zeros(3, int)
+    agree = lambda theta, z: 1.0 * (z[0] == z[1])
+    expectation = diffmh.expectation(agree, kernel, init=start, num_samples=200)
+    report = expectation.run(0.5, jax.random.key(6))
+    assert np.isnan(report.acceptance_rate) and "accepted" not in str(report)
+    assert not report.warnings
+    exact_slope = 2 * np.exp(1.0) * 2 / (np.exp(1.0) + 2) ** 2
+    assert abs(report.gradient - exact_slope) < 5 * report.gradient_error
+    path = diffmh.trace(kernel, 0.5, jax.random.key(7), init=start, num_steps=20)
+    assert path.primal.shape == (20, 3) and np.all(np.isnan(path.accepted))

@@ -81,7 +81,7 @@ def estimates(problems, coupling=None, estimator=None, density=log_density):
     [
         (None, None),
         (diffmh.CommonRandomNumbers(), diffmh.StochasticDerivative(alternatives=2)),
-        (None, diffmh.Score("other chains")),
+        pytest.param(None, diffmh.Score("other chains"), marks=pytest.mark.thorough),
     ],
     ids=["maximal", "inversion, K = 2", "score"],
 )
@@ -165,7 +165,15 @@ def continuous(name):
     return np.asarray(found), slope(proposed_by_density(log_q), theta)
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "walk",
+        "Crank-Nicolson",
+        pytest.param("independence", marks=pytest.mark.thorough),
+        "a user's own",
+    ],
+)
 def test_continuous(name):
     found, truth = continuous(name)
     assert np.abs(truth).max() > 0.05

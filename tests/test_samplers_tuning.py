@@ -16,7 +16,9 @@ def gaussian(theta, x):
     return -0.5 * (x - theta) @ PRECISION @ (x - theta)
 
 
-@pytest.mark.parametrize("kind", ["walk", "Langevin", "Hamiltonian"])
+@pytest.mark.parametrize(
+    "kind", ["walk", pytest.param("Langevin", marks=pytest.mark.thorough), "Hamiltonian"]
+)
 def test_adapt(kind):
     """Scales of 1 and 10 and a correlation of 0.9, from a kernel that knows nothing of them."""
     make = {

@@ -33,7 +33,7 @@ class Report(eqx.Module):
     its leaves a pytree like `theta`, with shape `(*leaf of f, *leaf of theta)`, as `jax.jacobian`
     does. Errors are standard errors over the chains.
 
-    - `acceptance_rate`: accepted decisions.
+    - `acceptance_rate`: accepted decisions; NaN where there are none (Gibbs).
     - `recoupling_time`: mean number of steps for which an alternative lives before it meets the
       primal.
     - `alive_fraction`: how much of the time a slot holds a living alternative.
@@ -62,7 +62,9 @@ class Report(eqx.Module):
         lines = ["value    " + with_errors(self.value, self.value_error)]
         lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
         least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
-        facts = [f"accepted {self.acceptance_rate:.1%}", f"effective samples {least:,.0f}"]
+        facts = [f"effective samples {least:,.0f}"]
+        if not math.isnan(self.acceptance_rate):
+            facts.insert(0, f"accepted {self.acceptance_rate:.1%}")
         if not math.isnan(self.alive_fraction):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
             facts.append(f"alternative alive {self.alive_fraction:.0%}")
@@ -163,7 +165,8 @@ class _Finding(eqx.Module):
 def _find(outcome: Outcome) -> _Finding:
     assert isinstance(outcome.watch, Watch), "the run was not diagnosed"
     counts = jax.tree.map(lambda leaf: np.asarray(leaf, float), outcome.watch.per_chain)
-    rates = counts.accepted / counts.decisions
+    # NaN for a kernel that only draws from conditionals: there is nothing to accept.
+    rates = counts.accepted / np.where(counts.decisions > 0, counts.decisions, np.nan)
     has_slots = counts.slot_steps.sum() > 0
     alive, recoupled = counts.alive.sum(), counts.recoupled.sum()
     share = np.max(counts.max_weight / np.where(counts.weight_born > 0, counts.weight_born, np.inf))

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from . import _trees, _validate
+from .decisions import Acceptance
 from .estimators import StochasticDerivative
 from .kernel import Kernel
 from .simulation import Chain, Loop, Simulation
@@ -26,7 +27,7 @@ class Trace(eqx.Module):
       `alive`.
     - `weight`: the alternatives' weights, a pytree like `theta` with axes `(n, K, *leaf)`.
     - `accepted`: the share of the step's decisions that was accepted (0 or 1 for a kernel that
-      makes one).
+      makes one); NaN where it has none to accept (Gibbs).
     - `alive`, `born`, `recoupled`: by step and slot: an alternative is there; it is a new one; one
       met the primal.
     """
@@ -50,9 +51,10 @@ class _Record(eqx.Module):
     recoupled: Bool[Array, "K"]
 
     def note(self, step, events) -> _Record:
+        made = [decision for decision in step.decisions if isinstance(decision, Acceptance)]
         return _Record(
-            self.decisions + sum(decision.count for decision in step.decisions),
-            self.accepted + sum(jnp.sum(decision.outcome) for decision in step.decisions),
+            self.decisions + sum(decision.count for decision in made),
+            self.accepted + sum(jnp.sum(decision.accepted) for decision in made),
             self.born | events.born,
             self.recoupled | events.recoupled,
         )
