@@ -14,6 +14,7 @@ from ._lowering.chains import over_chains
 from .alternatives import Alternatives, Events
 from .decisions import Acceptance
 from .kernel import Step
+from .values import norm
 
 # Batches per chain whose means tell the effective number of samples.
 _BATCHES = 16
@@ -81,7 +82,7 @@ class Counts(eqx.Module):
         """After a whole step of the kernel."""
         if not isinstance(memory, Alternatives):
             return self
-        heaviest = jnp.max(jnp.abs(memory.weight)).astype(self.max_weight.dtype)
+        heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(
             self,
             slot_steps=self.slot_steps + memory.alive.size,

@@ -12,10 +12,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
-from ._differentiable import differentiable
+from ._differentiable import differentiable, not_differentiable
+from ._sharding import check_mesh
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
 from .report import Report, RunChains, report
@@ -73,11 +75,14 @@ class Expectation(Differentiable):
     def __init__(self, simulation: Simulation):
         self.simulation = simulation
         self.num_chains = simulation.num_chains
-        self._admitted: dict[Any, _admission.Admission] = {}
+        self._admitted: dict[Any, tuple[_admission.Admission, tuple[Any, ...]]] = {}
 
     def __repr__(self) -> str:
         s = self.simulation
-        return f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in}, num_chains={s.num_chains}, estimator={s.estimator})"
+        return (
+            f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in},"
+            f" num_chains={s.num_chains}, estimator={s.estimator})"
+        )
 
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)
@@ -89,9 +94,16 @@ class Expectation(Differentiable):
         return form.unflatten(differentiable(value, jacobian, theta, key, args))
 
     def run_chains(self, theta, key=None, *args):
+        theta = not_differentiable(
+            theta,
+            "`.run` and `.run_chains` report value and derivative of their own; to differentiate,"
+            " call the expectation itself, or its `.per_chain`.",
+        )
         simulation, form, theta, key, args = self._admit(theta, key, args)
         outcome, jacobian = _diagnosed(simulation, theta, key, args)
-        return RunChains(form.unflatten, theta, outcome.observed.value, jacobian, (outcome,))
+        return RunChains(
+            form.unflatten, theta, outcome.observed.value, jacobian, (outcome,), form.jumps
+        )
 
     def _admit(self, theta, key, args):
         """Refuses what cannot be run, once for each form of the arguments, and what can be seen
@@ -104,18 +116,15 @@ class Expectation(Differentiable):
         )
         dynamic, static = eqx.partition((theta, args), eqx.is_array)
         described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), dynamic)
-        signature = (
-            jax.tree.structure(dynamic),
-            str(described),
-            jax.tree.structure(static),
-            str(static),
-            key.dtype,
-        )
-        admission = self._admitted.get(signature)
+        structures = (jax.tree.structure(dynamic), jax.tree.structure(static))
+        # Objects by identity: two that look alike need not compute alike. `held` keeps them alive.
+        held = tuple(jax.tree.leaves(static))
+        signature = (*structures, str(described), tuple(map(_identity, held)), key.dtype)
+        admission, _ = self._admitted.get(signature, (None, held))
         if admission is None:
             admission = _admission.admit(self.simulation, theta, key, args)
             if not admission.closes_over_tracers:
-                self._admitted[signature] = admission
+                self._admitted[signature] = (admission, held)
         if not admission.closes_over_tracers:
             _admission.check_start(self.simulation, theta, key, args)
         simulation = dataclasses.replace(
@@ -134,6 +143,7 @@ def expectation(
     num_chains: int = 16,
     lag: int = 0,
     estimator: Estimator | None = None,
+    mesh: Mesh | None = None,
 ) -> Expectation:
     """The expectation of `f` under a kernel's chain, as a function `(theta, key, *args)` that JAX
     differentiates without bias.
@@ -151,6 +161,8 @@ def expectation(
     - `num_samples`, `burn_in`: steps counted, and steps before them. Memory grows with neither.
     - `num_chains`: independent chains, which give the error.
     - `estimator`: `StochasticDerivative()` if left out; `Score()`; `Covariance()`.
+    - `mesh`: a `jax.sharding.Mesh` whose axis `chains` shares out the chains over its devices. The
+      numbers do not depend on how many there are.
 
     **Returns** an `Expectation`: call it with `(theta, key, *args)` for the value, differentiate
     that call with any of JAX's transformations, or call `.run` for value and gradient with their
@@ -179,8 +191,14 @@ def expectation(
         burn_in=_validate.count(burn_in, "burn_in=...", least=0),
         num_chains=_validate.count(num_chains, "num_chains=..."),
         lag=_validate.count(lag, "lag=...", least=0),
+        mesh=None if mesh is None else check_mesh(mesh, num_chains),
     )
     return Expectation(simulation)
+
+
+def _identity(leaf: Any) -> Any:
+    plain = isinstance(leaf, str | bytes | int | float | complex | None)
+    return (type(leaf), leaf) if plain else id(leaf)
 
 
 @eqx.filter_jit

@@ -65,7 +65,7 @@ class Cond:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
     """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a
-    conditional.
+    conditional; `vouched` says that a user takes responsibility for its being continuous.
     """
 
     primitive: str
@@ -75,6 +75,7 @@ class Equation:
     control: Scan | While | Cond | None
     where: str
     _bind: Callable[..., tuple[Any, ...]]
+    vouched: bool = False
 
     def bind(self, *operands: Any, **changed: Any) -> tuple[Any, ...]:
         """The primitive itself, under whatever transformations the operands are traced by, with

@@ -145,13 +145,13 @@ class MetropolisHastings(Update):
         uniform = jax.random.uniform(key_accept, (num_steps,))
         if isinstance(self.proposal, ProposalOf):
             return Noise(jax.random.split(key_propose, num_steps), uniform)
-        return Noise(proposals.draw(self.proposal, key_propose, x, num_steps), uniform)
+        return Noise(proposals.proposal_noise(self.proposal, key_propose, x, num_steps), uniform)
 
     def coupling_noise(self, key, x, num_steps):
         if isinstance(self.proposal, ProposalOf):
             return jax.random.split(key, num_steps)
         assert self.coupling is not None
-        return couplings.draw(self.coupling, self.proposal, key, x, num_steps)
+        return couplings.coupling_noise(self.coupling, self.proposal, key, x, num_steps)
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
         x_new, choices = self._propose(parameters, state, noise)
@@ -268,13 +268,23 @@ class MetropolisHastings(Update):
         fixed = isinstance(self.proposal, Proposal) and x.tangent is None
 
         def difference(theta, x, x_new, *args):
-            log_prob = self.proposal_at(theta, *args).log_prob
-            return log_prob(x_new, x) - log_prob(x, x_new)
+            proposal = self.proposal_at(theta, *args)
+            return _log_prob(proposal, x_new, x) - _log_prob(proposal, x, x_new)
 
         if fixed and parameters.differentiate:
             ratio = difference(parameters.theta, x.primal, x_new.primal, *parameters.args)
             return Value(ratio, jnp.zeros((), ratio.dtype))
         return parameters.evaluate(difference, x, x_new)
+
+
+def _log_prob(proposal: Proposal, x: PyTree, x_new: PyTree) -> Float[Array, ""]:
+    log_q = proposal.log_prob(x, x_new)
+    if jnp.shape(log_q) != ():
+        raise TypeError(
+            f"`{type(proposal).__name__}.log_prob` must return a scalar, got shape"
+            f" {jnp.shape(log_q)}: add the terms up with `jnp.sum`."
+        )
+    return log_q
 
 
 def _suitable(coupling: Coupling | None, proposal: Proposal) -> Coupling:

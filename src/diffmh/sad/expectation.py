@@ -83,7 +83,8 @@ def flattened(program, theta, key, args):
     again.
     """
     shape = jax.eval_shape(
-        lambda theta, key, args: _trees.strong(program(theta, key, *args)), theta, key, args
+        lambda theta, key, args: _trees.strong(program(theta, key, *args)),
+        *compat.forms((theta, key, args)),
     )
     as_float = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
     unflatten = ravel_pytree(
