@@ -64,10 +64,11 @@ def moon(key):
     return jnp.array([1.4, -1.4]) * side
 
 
-def tuned(density, propose, start, key, **options):
+def tuned(density, propose, start, key, num_iterations=300, **options):
     sampler = diffmh.MetropolisHastings(density, propose)
-    optimizer = optax.adam(optax.exponential_decay(0.05, 300, 0.1))
-    return diffmh.tune(sampler, start, key, num_iterations=300, optimizer=optimizer, **options)
+    optimizer = optax.adam(optax.exponential_decay(0.05, num_iterations, 0.1))
+    options |= dict(num_iterations=num_iterations, optimizer=optimizer)
+    return diffmh.tune(sampler, start, key, **options)
 
 
 def chains(density, proposal, key, num_chains=32, num_samples=20_000):
