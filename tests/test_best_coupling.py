@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import couplings

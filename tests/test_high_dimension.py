@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 import diffmh
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean, transition_matrix
 from scipy import stats
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import couplings

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from oracles import derivative
 from sad_grammar import Traced, exact_mean, programs, run
 from sad_runs import QUICK
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 from diffmh import sad
 

@@ -22,6 +22,9 @@ from .kernel import moves_with_theta
 from .parameters import jacobian
 from .simulation import Simulation, flatten, run
 
+# Of random starts so many are looked at one by one.
+_LOOKED_AT = 64
+
 
 class Unflatten(eqx.Module):
     """Turns `(F, C)` values of a flattened f into f's pytree, chains leading; whole numbers have
@@ -117,8 +120,10 @@ def check_start(
     bad = np.flatnonzero(np.isnan(np.asarray(value)).any(axis=0))
     if bad.size:
         raise ValueError(f"`f` is NaN at the start state {state_of(bad[0])}.")
-    for update in simulation.kernel.updates():
-        update.refuse_start(starts)
+    differ = simulation.num_chains if callable(simulation.init) else 1
+    for chain in range(min(differ, _LOOKED_AT)):
+        for update in simulation.kernel.updates():
+            update.refuse_start(state_of(chain))
 
 
 def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:

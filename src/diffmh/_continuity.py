@@ -134,7 +134,8 @@ def _judge(program: Program, step: Equation, select: Equation, by_x: set[Any]) -
     infinite = any(value is not None and not np.all(np.isfinite(value)) for value in known)
     if infinite or not any(case in by_x for case in cases):
         # −∞ beyond a bound of the support; or two levels, neither of which depends on x.
-        same = all(value is not None and np.array_equal(value, known[0]) for value in known)
+        levels = [value for value in known if value is not None]
+        same = len(levels) == len(known) and all(np.array_equal(v, levels[0]) for v in levels)
         return None if same else Jump(step.where, step.primitive, True)
     if step.primitive in _COMPARISONS and _agree_at_the_step(program, step, select):
         return None

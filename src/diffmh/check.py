@@ -81,8 +81,13 @@ def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: 
     - the coupling is faithful (chains that met stay together), and what it proposes to the other
       chain has the right distribution.
 
-    All statistical tests of a check together raise a false alarm in fewer than 1 of 1000. Found
-    with probability 0.99, for a walk of step 1 (`benchmarks/check_power.py`): POWER
+    All statistical tests of a check together raise a false alarm in fewer than 1 of 1000. In every
+    run of `benchmarks/check_power.py` (20 to 100 of each) it found: a drift of 0.1 of a step or
+    steps 8 % too long in `sample`; half of the Jacobian of a multiplicative walk in two dimensions
+    forgotten; a label of probability ½ drawn 0.04 more often; a coupling that moves the alternative
+    0.08 of a step too far, shortens its steps by 10 %, correlates its coordinates by 0.1, or leaves
+    it where it is in 1 of 200. A derivative that is wrong by more than 2 % is found wherever
+    float32 resolves it.
 
     >>> import jax, diffmh
     >>> log_density = lambda theta, x: -0.5 * (x - theta) ** 2

@@ -50,7 +50,10 @@ class Counts(eqx.Module):
     @staticmethod
     def zeros(num_leaves: int, origin: Float[Array, "F"]) -> Counts:
         count, size, no = jnp.zeros((), int), jnp.zeros(()), jnp.zeros((), bool)
-        return Counts(*(count,) * 8, size, size, (no,) * num_leaves, origin)
+        moved = (no,) * num_leaves
+        return Counts(
+            count, count, count, count, count, count, count, count, size, size, moved, origin
+        )
 
     def note(self, step: Step, events: Events | None) -> Counts:
         """After an update."""

@@ -186,6 +186,9 @@ class MetropolisHastings(Update):
         other = _trees.select(step.decisions[-1].outcome, step.before, step.proposed)
         return without_tangents(State(other.x, other.memory))
 
+    def refuse_start(self, x):
+        self.proposal.refuse_start(x)
+
     @property
     def target(self) -> Any:
         return self.density

@@ -24,13 +24,14 @@ def moments(
     estimator: StochasticDerivative | None = None,
 ) -> Expectation:
     """Those of the excitation energy, from a cold start."""
-    runs = {"num_samples": num_samples, "burn_in": burn_in, "num_chains": num_chains}
     return expectation(
         model.excitation_moments,
         model.sampler(flip),
         init=model.cold(SIZE),
+        num_samples=num_samples,
+        burn_in=burn_in,
+        num_chains=num_chains,
         estimator=estimator,
-        **runs,
     )
 
 
