@@ -102,6 +102,41 @@ def test_a_correlated_gaussian(name):
     assert_unbiased(found["scale"], np.append(np.zeros(5), 10 * scale), name)
 
 
+class Logistic(diffmh.Update):
+    """A chaotic map, `x' = θ x (1 − x)`: a move that depends on θ, and no decision."""
+
+    def log_density(self, theta, x):
+        return 0.0 * theta
+
+    @property
+    def moves_with_theta(self):
+        return True
+
+    def noise(self, key, x, num_steps):
+        return jnp.zeros(num_steps)
+
+    def step(self, parameters, state, noise):
+        after = parameters.evaluate(lambda theta, x: theta * x * (1 - x), state.value)
+        return diffmh.Step(state, diffmh.State(after.primal, None, after.tangent))
+
+    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        return diffmh.State(parameters.theta * alternative.x * (1 - alternative.x))
+
+    def flipped(self, step, noise, decision, candidate):
+        raise AssertionError("there is nothing to flip")
+
+
+def test_an_exploding_derivative_is_a_warning():
+    def warnings(theta):
+        expectation = diffmh.expectation(
+            lambda theta, x: x, Logistic(), init=0.3, num_samples=100, num_chains=2
+        )
+        return " ".join(expectation.run(theta, jax.random.key(24)).warnings)
+
+    assert "the derivative of a state by theta grew to" in warnings(3.9)
+    assert "grew to" not in warnings(2.5)
+
+
 def test_refusals():
     with pytest.raises(ValueError, match=r"must be positive, got -1\.0"):
         diffmh.Langevin(standard, -1.0)

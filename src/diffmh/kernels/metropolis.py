@@ -187,7 +187,8 @@ class MetropolisHastings(Update):
         return without_tangents(State(other.x, other.memory))
 
     def refuse_start(self, x):
-        self.proposal.refuse_start(x)
+        if isinstance(self.proposal, Proposal):
+            self.proposal.refuse_start(x)
 
     @property
     def target(self) -> Any:
