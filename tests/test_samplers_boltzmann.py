@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 import diffmh
 from diffmh.models import boltzmann

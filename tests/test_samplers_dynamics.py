@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from quadrature import leapfrog, log_normal, phi, proposed_by_density, slope
-from statistics_ import assert_unbiased, z_scores
+from unbiasedness import assert_unbiased, z_scores
 
 import diffmh
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from finite_chains import log_density, random_problem, row, stacked
 from oracles import derivative, transition_matrix
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import _trees, alternatives, values

@@ -17,7 +17,7 @@ from small_tables import (
     log_density,
     tables,
 )
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh.kernels import compose

@@ -12,7 +12,7 @@ import pytest
 from finite_chains import f, log_density, random_problem, stacked
 from oracles import derivative, finite_chain_mean
 from quadrature import log_normal, phi, proposed_by_density, slope
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 
