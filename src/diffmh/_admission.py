@@ -18,6 +18,7 @@ from . import _validate
 from ._continuity import Jump, moving_jumps
 from ._lowering import compat
 from ._validate import NotDifferentiable
+from .kernel import moves_with_theta
 from .parameters import jacobian
 from .simulation import Simulation, flatten, run
 
@@ -69,7 +70,8 @@ def admit(
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, places))
     f_depends_on_theta = compat.depends_on(f, theta, places)
-    if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
+    depends = f_depends_on_theta or moves_with_theta(simulation.kernel)
+    if not depends and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
             "`log_density` does not depend on `theta` in a way that moves the distribution of x"
             " smoothly, and `f` does not"

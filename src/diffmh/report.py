@@ -35,7 +35,7 @@ class Report(eqx.Module):
     its leaves a pytree like `theta`, with shape `(*leaf of f, *leaf of theta)`, as `jax.jacobian`
     does. Errors are standard errors over the chains.
 
-    - `acceptance_rate`: accepted decisions.
+    - `acceptance_rate`: accepted decisions; NaN where there are none (Gibbs).
     - `recoupling_time`: mean number of steps for which an alternative lives before it meets the
       primal.
     - `alive_fraction`: how much of the time a slot holds a living alternative.
@@ -86,7 +86,9 @@ class Report(eqx.Module):
         lines = ["value    " + with_errors(self.value, self.value_error)]
         lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
         least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
-        facts = [f"accepted {self.acceptance_rate:.1%}", f"effective samples {least:,.0f}"]
+        facts = [f"effective samples {least:,.0f}"]
+        if not math.isnan(self.acceptance_rate):
+            facts.insert(0, f"accepted {self.acceptance_rate:.1%}")
         if not math.isnan(self.alive_fraction):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
             facts.append(f"alternative alive {self.alive_fraction:.0%}")
