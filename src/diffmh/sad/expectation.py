@@ -20,6 +20,7 @@ from . import control_flow as control_flow
 from . import rules as rules
 from .analysis import analyse
 from .interpreter import evaluate
+from .keys import refuse_shared
 from .refusals import refuse
 from .values import Value, no_alternatives
 
@@ -85,6 +86,9 @@ def flattened(program, theta, key, args):
     shape = jax.eval_shape(
         lambda theta, key, args: _trees.strong(program(theta, key, *args)), theta, key, args
     )
+    for leaf in jax.tree.leaves(shape):
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            _validate.real_dtype(leaf.dtype, "what `program` returns")
     as_float = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
     unflatten = ravel_pytree(
         jax.tree.map(lambda leaf: as_float(jnp.zeros(leaf.shape, leaf.dtype)), shape)
@@ -109,6 +113,7 @@ def value_and_jacobian(
     program, _ = compat.program(function, *leaves, *rest)
     analysis = analyse(program, program.inputs[: len(leaves)])
     refuse(analysis, program)
+    refuse_shared(analysis, program)
     directions, unravel = ravel_pytree(theta)
     basis = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(
         jnp.eye(directions.size, dtype=directions.dtype)

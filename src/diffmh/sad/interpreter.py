@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 
 from .._lowering.program import Constant, Equation, Program, Variable
+from .._validate import NotDifferentiable
 from .analysis import Analysis, Atom
 from .values import Value, World, bank, forget, pin, settle
 
@@ -50,7 +51,11 @@ def evaluate(
             if equation.control is not None and equation in analysis.branching
             else world
         )
-        after, outputs = rule(equation)(analysis, within, equation, operands)
+        if analysis.concerns(equation):
+            after, outputs = rule(equation)(analysis, within, equation, operands)
+        else:
+            primals = equation.bind(*(value.primal for value in operands))
+            after, outputs = within, [Value(primal) for primal in primals]
         if after.births is not world.births:
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
@@ -66,10 +71,13 @@ def evaluate(
 
 
 def rule(equation: Equation) -> Rule:
-    """What has no rule of its own has passed the refusals: nothing that it depends on has a
-    tangent or an alternative.
-    """
-    return RULES.get(equation.primitive, RULES["add"])
+    """The rule of an equation that a derivative depends on."""
+    if equation.primitive not in RULES:
+        raise NotDifferentiable(
+            f"`diffmh.sad` has no rule for the primitive `{equation.primitive}`, which depends on"
+            " theta or on a draw. Register one with `sad.register`."
+        )
+    return RULES[equation.primitive]
 
 
 def _read(world: World, values: dict[Variable, Value], atom: Atom, linearly: bool) -> Value:

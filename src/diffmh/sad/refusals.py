@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from .._lowering import compat
-from .._lowering.program import Cond, Equation, Program, Scan, While
+from .._lowering.program import Equation, Program, Variable, While
 from .._validate import NotDifferentiable
 from . import primitives
 from .analysis import Analysis
@@ -14,8 +16,9 @@ from .samplers import SAMPLE
 
 def refuse(analysis: Analysis, program: Program) -> None:
     """Refuses programs whose derivative would be wrong."""
+    defined_by = {output: equation for equation in program.equations for output in equation.outputs}
     for equation in program.equations:
-        for inner in _inner_programs(equation):
+        for inner in equation.inner:
             refuse(analysis, inner)
         if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
@@ -27,17 +30,25 @@ def refuse(analysis: Analysis, program: Program) -> None:
                 " mark the last value that does."
             )
         if equation.control is None:
-            _refuse_primitive(analysis, equation)
+            _refuse_primitive(analysis, equation, defined_by)
 
 
 def _refuse_condition(analysis: Analysis, loop: While) -> None:
-    for equation in loop.condition.equations:
+    for equation in _draws(loop.condition):
         if equation in analysis.branching:
             raise NotDifferentiable(
                 "A draw whose distribution depends on theta in the condition of a"
                 f" `while_loop`{_at(equation)}: draw in the"
                 " body, and carry the decision to the condition."
             )
+
+
+def _draws(program: Program) -> Iterator[Equation]:
+    for equation in program.equations:
+        if equation.primitive == SAMPLE:
+            yield equation
+        for inner in equation.inner:
+            yield from _draws(inner)
 
 
 def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> str:
@@ -47,34 +58,23 @@ def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> st
         taken = [atom in reached for atom in equation.inputs]
         if equation.control is not None or not any(taken):
             continue
-        linear = primitives.linear_in(
-            equation, [atom not in analysis.branched for atom in equation.inputs]
-        )
+        linear = primitives.linear_in(equation, analysis.fixed(equation))
         if any(is_taken and not flag for is_taken, flag in zip(taken, linear, strict=True)):
             return f" (`{equation.primitive}`{_at(equation)})"
         reached.update(equation.outputs)
     return ""
 
 
-def _inner_programs(equation: Equation) -> tuple[Program, ...]:
-    control = equation.control
-    if control is None:
-        return ()
-    if isinstance(control, Scan):
-        return (control.body,)
-    return control.branches if isinstance(control, Cond) else (control.condition, control.body)
-
-
-def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
+def _refuse_primitive(
+    analysis: Analysis, equation: Equation, defined_by: Mapping[Variable, Equation]
+) -> None:
     name, inputs = equation.primitive, equation.inputs
-    moving = any(atom in analysis.tangent for atom in inputs)
-    branched = any(atom in analysis.branched for atom in inputs)
     inside = compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
         raise NotDifferentiable(
             f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it."
         )
-    if not moving and not branched:
+    if not analysis.concerns(equation):
         return
     if name == PROPOSE:
         _refuse_proposal(analysis, equation)
@@ -85,23 +85,45 @@ def _refuse_primitive(analysis: Analysis, equation: Equation) -> None:
             " theta or on a draw. Write"
             " that step in other operations, or register a rule with `sad.register`."
         )
-    if moving and name in primitives.EVALUATED and name not in (SAMPLE, "is_finite"):
+    if any(atom in analysis.tangent for atom in inputs):
+        _refuse_moving(analysis, equation, defined_by)
+
+
+def _refuse_moving(
+    analysis: Analysis, equation: Equation, defined_by: Mapping[Variable, Equation]
+) -> None:
+    """Refuses what has no derivative where one is lost: on the way to the result."""
+    name, matters = equation.primitive, analysis.matters
+    if not matters.intersection(equation.outputs):
+        return
+    if primitives.is_flat(equation):
         raise NotDifferentiable(
             f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
-            " theta."
+            " theta. Where none is meant, say so by `jax.lax.stop_gradient`."
         )
-    if (
-        moving
-        and primitives.jumps(equation)
-        and any(atom in analysis.continuous for atom in inputs)
-    ):
+    if not any(atom in analysis.continuous for atom in equation.inputs):
+        return
+    stepped = (*primitives.steps(equation, defined_by), *_flat_results(analysis, equation))
+    if matters.intersection(stepped):
         raise NotDifferentiable(
             f"`{name}`{_at(equation)} makes a step of a continuous random value that depends on"
             " theta: the derivative of how"
             " often it steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)`"
             " instead of `uniform < p`, or use"
-            " another sampler of `diffmh.sad`."
+            " another sampler of `diffmh.sad`. Where the step does no harm, hide it by"
+            " `jax.lax.stop_gradient`."
         )
+
+
+def _flat_results(analysis: Analysis, equation: Equation) -> tuple[Variable, ...]:
+    """The results of a function with a derivative of its own for which that is zero: steps, such
+    as the sign of `slogdet`.
+    """
+    if equation.primitive != "custom_jvp_call":
+        return ()
+    moving = [atom in analysis.tangent for atom in equation.inputs]
+    moved = compat.moved(equation, moving)
+    return tuple(output for output, moves in zip(equation.outputs, moved, strict=True) if not moves)
 
 
 def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:

@@ -25,7 +25,8 @@ def by_evaluation(
     """Primal and alternatives by evaluation, the tangent by JAX's own JVP."""
     outputs = [Value(primal) for primal in equation.bind(*(value.primal for value in operands))]
     outputs = in_alternatives(world, equation.bind, operands, outputs)
-    if any(value.tangent is not None for value in operands):
+    moves = equation.primitive not in primitives.STOPPED
+    if moves and any(value.tangent is not None for value in operands):
         tangents = _tangents(world, equation.bind, operands)
         outputs = [
             Value(v.primal, tangent, v.alternative, v.pending)
@@ -75,7 +76,7 @@ def _each_slot(
 def _tangents(
     world: World, function: Callable[..., Sequence[Any]], operands: Sequence[Value]
 ) -> list[Any]:
-    """The directional derivatives along each parameter; `None` for results that are not floats."""
+    """The directional derivatives along each parameter; `None` for whole numbers."""
     moving = [value.tangent is not None for value in operands]
 
     def of_moving(*moved):
@@ -86,7 +87,7 @@ def _tangents(
                 for value, moves in zip(operands, moving, strict=True)
             )
         )
-        return [output for output in outputs if jnp.issubdtype(output.dtype, jnp.floating)]
+        return [output for output in outputs if jnp.issubdtype(output.dtype, jnp.inexact)]
 
     points = tuple(value.primal for value in operands if value.tangent is not None)
     directions = tuple(
@@ -95,7 +96,7 @@ def _tangents(
     along = lambda *direction: jax.jvp(of_moving, points, direction)[1]
     found = iter(_each_slot(along, [(direction, 0) for direction in directions]))
     kinds = jax.eval_shape(function, *(value.primal for value in operands))
-    return [next(found) if jnp.issubdtype(kind.dtype, jnp.floating) else None for kind in kinds]
+    return [next(found) if jnp.issubdtype(kind.dtype, jnp.inexact) else None for kind in kinds]
 
 
 def sample(

@@ -48,10 +48,10 @@ class Value(eqx.Module):
         return self.primal if self.pending is None else self.pending
 
     def tangents(self, num_parameters: int, dtype: Any) -> Any:
-        """Its tangent, zero if it has none; of its own dtype if it is a float, else of `dtype`."""
+        """Its tangent, zero if it has none; of its own dtype, or of `dtype` if it is whole."""
         if self.tangent is not None:
             return self.tangent
-        kind = self.primal.dtype if jnp.issubdtype(self.primal.dtype, jnp.floating) else dtype
+        kind = self.primal.dtype if jnp.issubdtype(self.primal.dtype, jnp.inexact) else dtype
         return jnp.zeros((num_parameters, *jnp.shape(self.primal)), kind)
 
 
