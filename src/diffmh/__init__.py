@@ -2,6 +2,7 @@
 
 from . import sad as sad
 from ._validate import NotDifferentiable as NotDifferentiable
+from .alternatives import Transition as Transition
 from .check import check as check
 from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
@@ -10,18 +11,27 @@ from .couplings import Independent as Independent
 from .couplings import Maximal as Maximal
 from .couplings import MaximalReflection as MaximalReflection
 from .couplings import NoiseCoupling as NoiseCoupling
+from .decisions import Acceptance as Acceptance
+from .decisions import Bernoulli as Bernoulli
+from .decisions import Categorical as Categorical
 from .estimators import Covariance as Covariance
+from .estimators import Estimator as Estimator
+from .estimators import Observation as Observation
 from .estimators import Score as Score
 from .estimators import StochasticDerivative as StochasticDerivative
 from .expectation import Expectation as Expectation
 from .expectation import expectation as expectation
-from .kernel import AcceptReject as AcceptReject
-from .kernel import Cycle as Cycle
+from .kernel import BlockUpdate as BlockUpdate
 from .kernel import Kernel as Kernel
-from .kernel import Repeat as Repeat
-from .metropolis import MetropolisHastings as MetropolisHastings
+from .kernel import State as State
+from .kernel import Step as Step
+from .kernel import Update as Update
+from .kernels import Cycle as Cycle
+from .kernels import MetropolisHastings as MetropolisHastings
+from .kernels import Repeat as Repeat
 from .optimise import Ascent as Ascent
 from .optimise import optimise as optimise
+from .parameters import Parameters as Parameters
 from .proposals import CrankNicolson as CrankNicolson
 from .proposals import FiniteProposal as FiniteProposal
 from .proposals import GaussianWalk as GaussianWalk
@@ -35,5 +45,6 @@ from .proposals import TransitionMatrix as TransitionMatrix
 from .report import Report as Report
 from .trace import Trace as Trace
 from .trace import trace as trace
+from .values import Value as Value
 
 __version__ = "0.1.0"

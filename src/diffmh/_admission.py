@@ -49,7 +49,8 @@ def admit(
     """Refuses a simulation that cannot run with arguments of this form; else says what was found
     out.
     """
-    simulation.estimator.refuse(sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta)))
+    num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+    simulation.estimator.refuse(simulation.kernel, num_parameters, simulation.lag)
     starts = jax.eval_shape(simulation.starts, key)
     _validate.state(starts, "what `init(key)` returns")
     x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), starts)
@@ -77,7 +78,7 @@ def admit(
 @eqx.filter_jit
 def _start(simulation: Simulation, theta, key, args):
     def one(x):
-        return simulation.kernel.steps()[0].log_density(theta, x, *args), flatten(
+        return simulation.kernel.updates()[0].log_density(theta, x, *args), flatten(
             simulation.f(theta, x, *args)
         )
 
@@ -112,9 +113,9 @@ def check_start(
 
 
 def _check_densities(simulation, theta, x, args) -> None:
-    for step in simulation.kernel.steps():
-        evaluate = lambda theta, x, step=step: _validate.numbers(
-            step.log_density(theta, x, *args), "`log_density`"
+    for update in simulation.kernel.updates():
+        evaluate = lambda theta, x, update=update: _validate.numbers(
+            update.log_density(theta, x, *args), "`log_density`"
         )
         density = jax.eval_shape(evaluate, theta, x)
         if not hasattr(density, "shape") or density.shape != ():
@@ -142,12 +143,12 @@ def _density_depends_on_theta(simulation, theta, x, args) -> bool:
     nobody sees.
     """
 
-    def gradient(x, theta, step):
-        return jacobian(lambda theta: step.log_density(theta, x, *args), theta)
+    def gradient(x, theta, update):
+        return jacobian(lambda theta: update.log_density(theta, x, *args), theta)
 
     return any(
-        compat.depends_on(lambda x, theta, step=step: gradient(x, theta, step), x, theta)
-        for step in simulation.kernel.steps()
+        compat.depends_on(lambda x, theta, update=update: gradient(x, theta, update), x, theta)
+        for update in simulation.kernel.updates()
     )
 
 

@@ -6,44 +6,65 @@ vector over the P parameters that is zero when the slot is empty. The derivative
 carried by `Σ W (f(y) − f(x))`.
 
 The order within a step is: propagate the alternatives by the coupled step; empty the slots whose
-alternative met the primal; prune one slot against the new candidate. Scores never look at a
-direction dθ, so everything is linear in it.
+alternative met the primal; prune one slot against the new candidates.
 """
 
 from __future__ import annotations
 
-import functools
-import math
+import dataclasses
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from . import _trees
-from .kernel import AcceptReject, State, Step, met
-from .parameters import Parameters, without_gradients
+from . import _trees, values
+from .decisions import Weights
+from .kernel import State, Step, Update
+from .parameters import Parameters
+from .values import Value, without_tangents
+
+
+class Transition(eqx.Module):
+    """One update of the primal, as an estimator sees it.
+
+    `noise` is the primal's, `own_noise` what the estimator had drawn for itself; `past` holds the
+    earlier states that f looks at, if it does.
+    """
+
+    parameters: Parameters
+    update: Update
+    step: Step
+    noise: PyTree
+    own_noise: PyTree
+    past: Value | None = None
 
 
 class Alternatives(eqx.Module):
-    """K slots; the leaves of `state` have them as their leading axis."""
+    """K slots; the leaves of `state` and `past` have them as their leading axis.
+
+    `scale` adds up what weights were born so far, parameter by parameter: scores measure each
+    parameter in its own units, so that none starves the others. One parameter needs none.
+    """
 
     state: State
+    past: Value | None
     weight: Float[Array, "K P"]
+    scale: Float[Array, "P"] | None
 
     @property
     def score(self) -> Float[Array, "K"]:
-        """`‖W‖`."""
-        return norm(self.weight.T)
+        """How much each weighs in pruning; 0 where the slot is empty."""
+        return values.norm(self.weight.T, self.scale)
 
     @property
     def alive(self) -> Bool[Array, "K"]:
-        return self.score > 0
+        return values.is_alive(jnp.max(jnp.abs(self.weight), axis=1))
 
 
 class Events(eqx.Module):
-    """What happened at a step: in which slots an alternative met the primal or a new one was
-    born, and the candidates' score.
+    """What happened at a step: in which slots an alternative met the primal or a new one was born,
+    and how much weight the candidates had.
     """
 
     recoupled: Bool[Array, "K"]
@@ -51,163 +72,108 @@ class Events(eqx.Module):
     score: Float[Array, ""]
 
 
-def none_yet(state: State, num_slots: int, num_parameters: int, dtype) -> Alternatives:
+def none_yet(
+    state: State, past: Value | None, num_slots: int, parameters: Parameters
+) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
+    num_parameters, dtype = parameters.size, parameters.dtype
     return Alternatives(
-        _trees.repeat(without_gradients(state), num_slots),
+        _trees.repeat(_plain(state), num_slots),
+        _trees.repeat(without_tangents(past), num_slots),
         jnp.zeros((num_slots, num_parameters), dtype),
+        jnp.zeros(num_parameters, dtype) if num_parameters > 1 else None,
     )
 
 
-def propagate(
-    kernel: AcceptReject,
-    parameters: Parameters,
-    step: Step,
-    alternatives: Alternatives,
-    noise: PyTree,
-    coupling_noise: PyTree,
-) -> State:
+def advance(
+    slots: Alternatives, at: Transition, coupling_noise: PyTree, uniform: Array, weights: Weights
+) -> tuple[Alternatives, Events]:
+    """A step of all alternatives, beside the primal's."""
+    moved = propagate(slots, at, coupling_noise)
+    remaining = drop_recoupled(moved, at)
+    recoupled = moved.alive & ~remaining.alive
+    if not at.step.decisions:
+        return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
+    candidates = flip_weight(at.step, weights).astype(slots.weight.dtype)
+    pruned, born = prune(remaining, at, candidates, uniform)
+    score = jnp.sum(values.norm(candidates, pruned.scale))
+    return pruned, Events(recoupled, born, score)
+
+
+def flip_weight(step: Step, weights: Weights) -> Float[Array, "P *C"]:
+    """The weights of flipping the decisions of a step, one candidate each."""
+    found = [decision.flip_weight(weights) for decision in step.decisions]
+    if len(found) == 1:
+        return found[0]
+    return jnp.concatenate([weight.reshape(weight.shape[0], -1) for weight in found], axis=1)
+
+
+def propagate(slots: Alternatives, at: Transition, coupling_noise: PyTree) -> Alternatives:
     """The coupled step of every alternative. They share its noise: each is a coupling with the
     primal by itself.
     """
-    step = without_gradients(step)
-    move = lambda y: kernel.coupled_step(parameters.value_only(), step, y, noise, coupling_noise)
-    return each_slot(move, alternatives.state)
+    step, parameters = without_tangents(at.step), at.parameters.value_only()
+    move = lambda y: at.update.coupled_step(parameters, step, y, at.noise, coupling_noise)
+    return dataclasses.replace(slots, state=values.each_slot(move, slots.state))
 
 
-def drop_recoupled(alternatives: Alternatives, primal: State) -> Alternatives:
-    """Empties the slots whose alternative is where the primal is: they will stay together."""
-    recoupled = each_slot(lambda y: met(y, primal), alternatives.state)
-    return Alternatives(alternatives.state, jnp.where(recoupled[:, None], 0.0, alternatives.weight))
+def drop_recoupled(slots: Alternatives, at: Transition) -> Alternatives:
+    """Empties the slots whose alternative is where the primal is, in all that f still looks at:
+    they will stay together.
+    """
+    primal = (at.step.after.x, without_tangents(at.past))
+    same = lambda place: _trees.equal(place, primal)
+    recoupled = values.each_slot(same, (slots.state.x, slots.past))
+    return dataclasses.replace(slots, weight=values.drop(slots.weight, recoupled))
 
 
 def prune(
-    kernel: AcceptReject,
-    step: Step,
-    alternatives: Alternatives,
-    candidate: Float[Array, "P *D"],
-    uniform: Float[Array, ""],
+    slots: Alternatives, at: Transition, candidates: Float[Array, "P *C"], uniform: Array
 ) -> tuple[Alternatives, Bool[Array, "K"]]:
-    """Keeps one of the D candidates and the lightest alternative, `i` with probability `s_i / Σs`
-    and weight `w_i Σs / s_i`.
-
-    `candidate` holds the weights of flipping each decision of the step, and `s = ‖w‖`. An empty
-    slot weighs nothing, so it is taken first. Also returns which slot has a new alternative.
+    """Keeps one of the candidates and the lightest alternative, `i` with probability `s_i / Σs` and
+    weight `w_i Σs / s_i`. An empty slot weighs nothing, so it is taken first. Also returns which
+    slot has a new alternative.
     """
-    _, old_score = _lightest(alternatives.score)
-    index, new_score, new_weight = pick(candidate, uniform, old_score)
-    weight, replaced = compete(alternatives.weight, new_weight, new_score, uniform)
-    newborn = _trees.repeat(without_gradients(kernel.flipped(step, index)), weight.shape[0])
-    return Alternatives(_trees.select(replaced, newborn, alternatives.state), weight), replaced
-
-
-def compete(
-    weight: Float[Array, "K P"],
-    new_weight: Float[Array, "P"],
-    new_score: Float[Array, ""],
-    uniform: Float[Array, ""],
-) -> tuple[Float[Array, "K P"], Bool[Array, "K"]]:
-    """Keeps the lightest alternative or the new one, in proportion to their scores: the weights,
-    and the new one's slot.
-    """
-    scores = norm(weight.T)
-    slot, old_score = _lightest(scores)
-    total = new_score + old_score
-    # An empty slot takes the candidate even where `uniform * total` rounds up to it.
-    born = (uniform * total < new_score) | ((old_score == 0) & (new_score > 0))
-    replaced = slot & born
-    safe = lambda score: jnp.where(score > 0, score, 1.0)
-    grown = jnp.where(slot, total / safe(scores), 1.0)
-    return jnp.where(
-        replaced[:, None], new_weight * (total / safe(new_score)), weight * grown[:, None]
-    ), replaced
-
-
-def contribution(
-    alternatives: Alternatives, primal_value: Array, values: Float[Array, "K F"]
-) -> Float[Array, "P F"]:
-    """`Σ_k W_k ⊗ (f(y_k) − f(x))`."""
-    return weighted(alternatives.weight, alternatives.alive, values - primal_value)
-
-
-def weighted(
-    weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K F"]
-) -> Float[Array, "P F"]:
-    """`Σ_k W_k ⊗ difference_k` over the living."""
-    difference = jnp.where(alive[:, None], difference, 0.0)
-    # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of
-    # thousands of chains.
-    return functools.reduce(
-        jnp.add, [w[:, None] * change for w, change in zip(weight, difference, strict=True)]
+    if slots.scale is not None:
+        born = jnp.sum(jnp.abs(candidates), axis=tuple(range(1, candidates.ndim)))
+        slots = dataclasses.replace(slots, scale=slots.scale + born)
+    scores = slots.score
+    picked = values.pick(candidates, uniform, values.lightest(scores)[1], slots.scale)
+    weight, replaced = values.compete(slots.weight, scores, picked.weight, picked.score, uniform)
+    newborn = (_plain(flipped(at, picked.index)), without_tangents(at.past))
+    state, past = _trees.select(
+        replaced, _trees.repeat(newborn, weight.shape[0]), (slots.state, slots.past)
     )
+    return dataclasses.replace(slots, state=state, past=past, weight=weight), replaced
 
 
-def values(function, alternatives: Alternatives) -> Float[Array, "K F"]:
-    """`f(y_k)`."""
-    return each_slot(function, alternatives.state)
+def flipped(at: Transition, candidate: Int[Array, ""]) -> State:
+    """The state that a candidate leads to."""
+    first, *others = at.step.decisions
+    state = at.update.flipped(at.step, at.noise, 0, candidate)
+    begin = first.num_candidates
+    for number, decision in enumerate(others, 1):
+        other = at.update.flipped(at.step, at.noise, number, candidate - begin)
+        state = _trees.select(candidate < begin, state, other)
+        begin += decision.num_candidates
+    return state
 
 
-def norm(vector: Float[Array, "P *D"]) -> Float[Array, "*D"]:
-    """The Euclidean norm over the parameters."""
-    if vector.shape[0] == 1:
-        return jnp.abs(vector[0])
-    return jnp.sqrt(jnp.sum(vector**2, axis=0))
+def differences(slots: Alternatives, function, primal: Array) -> Float[Array, "P F"]:
+    """`Σ_k W_k ⊗ (f(y_k) − f(x))`, `function` being f of a place."""
+    at_alternatives = values.each_slot(function, (slots.state.x, slots.past))
+    return values.weighted(slots.weight, slots.alive, at_alternatives - primal)
 
 
-def each_slot(function, state: State):
-    """`function` of each slot's state; one slot needs no `vmap`, whose batched primitives may be
-    slower.
+def remember(past: Value, x: Value) -> Value:
+    """The past with `x` as its newest state, and without its oldest. Time leads, after the
+    parameters of a tangent.
     """
-    if jax.tree.leaves(state)[0].shape[0] > 1:
-        return jax.vmap(function)(state)
-    single = function(jax.tree.map(lambda leaf: leaf[0], state))
-    return jax.tree.map(lambda leaf: leaf[None], single)
+    shift = lambda stack, newest: jnp.concatenate([newest[None], stack[:-1]])
+    primal = jax.tree.map(shift, past.primal, x.primal)
+    return Value(primal, jax.tree.map(jax.vmap(shift), past.tangent, x.tangent))
 
 
-def _lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, ""]]:
-    """Which slot is lightest, and its score."""
-    if scores.shape[0] == 1:
-        return jnp.ones(1, bool), scores[0]
-    return jnp.arange(scores.shape[0]) == jnp.argmin(scores), jnp.min(scores)
-
-
-def pick(candidate: Float[Array, "P *D"], uniform: Float[Array, ""], old_score: Float[Array, ""]):
-    """One of the D candidates in proportion to its score: its index, the total score, its weight
-    scaled to that total.
-
-    The uniform that decides between old and new is used again, conditioned on new: with `v = U (Σs
-    + S) < Σs`, `v` is uniform on [0, Σs). The candidates are looked through as rows and columns of
-    about √D: two short running sums, no long one.
-    """
-    if candidate.ndim == 1:
-        return jnp.zeros((), int), norm(candidate), candidate
-    flat = candidate.reshape(candidate.shape[0], -1)
-    count = flat.shape[1]
-    columns = math.isqrt(count - 1) + 1
-    scores = jnp.pad(norm(flat), (0, -count % columns)).reshape(-1, columns)
-    row, within, total = _find(jnp.sum(scores, axis=1), lambda total: uniform * (total + old_score))
-    column, _, _ = _find(_at(row, scores), lambda total: within)
-    index = row * columns + column
-    chosen = _at(index, flat.T)
-    score = norm(chosen)
-    return index, total, chosen * (total / jnp.where(score > 0, score, 1.0))
-
-
-def _find(
-    scores: Float[Array, "n"], position
-) -> tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The interval of `[0, Σs)` that `position(Σs)` is in, how far into it, and `Σs`. Never an
-    interval of no length.
-    """
-    cumulative = jnp.cumsum(scores)
-    total = cumulative[-1]
-    at = jnp.minimum(position(total), jnp.nextafter(total, jnp.zeros_like(total)))
-    before = cumulative <= at
-    index = jnp.minimum(jnp.sum(before), scores.size - 1)
-    return index, at - jnp.max(jnp.where(before, cumulative, 0.0)), total
-
-
-def _at(index: Int[Array, ""], rows: Float[Array, "n *m"]) -> Float[Array, "*m"]:
-    """`rows[index]`, without a gather, which is slow where each chain has an index of its own."""
-    here = jnp.expand_dims(jnp.arange(rows.shape[0]) == index, range(1, rows.ndim))
-    return jnp.sum(jnp.where(here, rows, 0.0), axis=0)
+def _plain(state: State) -> State:
+    """A state without tangents."""
+    return without_tangents(State(state.x, state.memory))

@@ -15,7 +15,7 @@ from scipy import stats
 from . import _admission, _trees, _validate
 from .estimators import StochasticDerivative
 from .kernel import Kernel
-from .metropolis import MetropolisHastings
+from .kernels import MetropolisHastings
 from .proposals import On
 from .simulation import Simulation
 
@@ -87,7 +87,7 @@ def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: 
         findings.append(Finding("density or proposal", False, str(error)))
         return Findings(tuple(findings))
     x = jax.tree.map(lambda leaf: leaf[..., 0], simulation.starts(key))
-    for number, step in enumerate(kernel.steps()):
+    for number, step in enumerate(kernel.updates()):
         if isinstance(step, MetropolisHastings):
             findings += _check_step(step, theta, jax.random.fold_in(key, number), args, x)
     return Findings(tuple(findings))

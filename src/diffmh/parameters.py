@@ -9,46 +9,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Inexact, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ._lowering import rounding
-
-
-class Dual(eqx.Module):
-    """A value and its derivative with respect to the `P` flattened parameters.
-
-    `gradient` has shape `(P, *value.shape)`, or is `None` where no derivative is wanted. A `Dual`
-    is a pytree, so a state that remembers one is selected, copied and compared like any other.
-    """
-
-    value: Inexact[Array, "..."]
-    gradient: Float[Array, "P ..."] | None
-
-    def __sub__(self, other: Dual) -> Dual:
-        gradient = (
-            None
-            if self.gradient is None or other.gradient is None
-            else self.gradient - other.gradient
-        )
-        return Dual(self.value - other.value, gradient)
-
-    def shifted(self, amount: Array) -> Dual:
-        """The dual of `value + amount`, where `amount` does not depend on the parameters."""
-        return Dual(self.value + amount, self.gradient)
-
-
-def without_gradients(tree: PyTree) -> PyTree:
-    """Drops the derivatives that a state remembers: an alternative needs only values."""
-    is_dual = lambda node: isinstance(node, Dual)
-    return jax.tree.map(
-        lambda node: Dual(node.value, None) if is_dual(node) else node, tree, is_leaf=is_dual
-    )
+from .values import Value
 
 
 class Parameters(eqx.Module):
     """θ and the data `args`, and how functions of them are evaluated.
 
-    `never` are two falsehoods that no compiler sees through (`_rounding`).
+    `never` are two falsehoods that no compiler sees through (`_lowering.rounding`).
     """
 
     theta: PyTree
@@ -61,53 +31,114 @@ class Parameters(eqx.Module):
         """P, the number of scalar parameters."""
         return sum(jnp.size(leaf) for leaf in jax.tree.leaves(self.theta))
 
+    @property
+    def dtype(self) -> Any:
+        return jnp.result_type(*jax.tree.leaves(self.theta))
+
     def value_only(self) -> Parameters:
         """The same parameters, with no derivative wanted."""
         return Parameters(self.theta, self.args, self.never, False)
 
-    def settle(self, tree: PyTree) -> PyTree:
-        """`tree`, rounded here and now: what decides the primal's path is settled, so that it is
-        bit-identical in every program.
+    def evaluate(self, function: Callable[..., PyTree], *operands: PyTree | Value) -> Value:
+        """`function(theta, *operands, *args)`, with its derivative if one is wanted: by θ, and
+        along the tangents of operands that are `Value`s.
+
+        The result of `function` is an array, or a pytree where tangents are carried on. The
+        derivative is computed apart from the value, whose instructions are then the same whether
+        or not anybody asks for a derivative.
         """
-        return rounding.settle(tree, self.never[0])
-
-    def apart(self, tree: PyTree) -> PyTree:
-        """`tree` again, for computations that are to share no intermediate result with those
-        from `tree` itself.
-        """
-        return rounding.settle(tree, self.never[1])
-
-    def whole(self, tree: PyTree) -> PyTree:
-        """`tree`, computed once and kept."""
-        return rounding.whole(tree, self.never[0])
-
-    def evaluate(self, function: Callable[..., Array], *operands: PyTree) -> Dual:
-        """`function(theta, *operands, *args)`, with `∂/∂θ` if a derivative is wanted.
-
-        The derivative is computed apart from the value, whose instructions are then the same
-        whether or not anybody asks for a derivative.
-        """
-        value = self.settle(function(self.theta, *operands, *self.args))
+        primals, tangents = _split(operands)
+        value = function(self.theta, *primals, *self.args)
         if not self.differentiate:
-            return Dual(value, None)
-        operands = self.apart(operands)
-        return Dual(
-            value, jacobian(lambda theta: function(theta, *operands, *self.args), self.theta)
-        )
+            return Value(value)
+        primals = rounding.settle(primals, self.never[1])
+        apart = lambda theta, *primals: function(theta, *primals, *self.args)
+        return Value(value, jacobian(apart, self.theta, primals, tangents))
+
+    def follow(self, function: Callable[[PyTree], PyTree], value: Value) -> Value:
+        """`function(x)`, with the tangent of `x` carried on where there is one; free of θ."""
+        primal = function(value.primal)
+        if not self.differentiate or value.tangent is None:
+            return Value(primal)
+        x = rounding.settle(value.primal, self.never[1])
+        return Value(primal, along(function, (x,), (value.tangent,)))
 
 
-def jacobian(function: Callable[[PyTree], Array], theta: PyTree) -> Float[Array, "P ..."]:
-    """`∂ function / ∂ theta`, flattened over theta, by whichever mode takes fewer passes."""
+def _split(operands: tuple[PyTree | Value, ...]) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:
+    primals = tuple(o.primal if isinstance(o, Value) else o for o in operands)
+    tangents = tuple(o.tangent if isinstance(o, Value) else None for o in operands)
+    return primals, tangents
+
+
+def jacobian(
+    function: Callable[..., PyTree],
+    theta: PyTree,
+    primals: tuple[PyTree, ...] = (),
+    tangents: tuple[PyTree, ...] = (),
+) -> PyTree:
+    """The derivative of `function(theta, *primals)` by the flattened theta, through the tangents
+    of the primals as well, by whichever mode takes fewer passes.
+
+    The P parameters lead; results that are not floats have `None`.
+    """
     flat, unravel = ravel_pytree(theta)
-    outputs = jax.eval_shape(function, theta)
-    if flat.size <= outputs.size:
-        along = lambda direction: jax.jvp(function, (theta,), (unravel(direction),))[1]
-        if flat.size == 1:
-            return along(jnp.ones_like(flat))[None]
-        return jax.vmap(along)(jnp.eye(flat.size, dtype=flat.dtype))
-    _, pullback = jax.vjp(function, theta)
-    row = lambda cotangent: ravel_pytree(pullback(cotangent)[0])[0]
+    tangents = tangents or (None,) * len(primals)
+    outputs = jax.eval_shape(function, theta, *primals)
+    if not hasattr(outputs, "shape") or flat.size <= outputs.size:
+        identity = jnp.eye(flat.size, dtype=flat.dtype)
+        basis = jax.vmap(unravel)(identity)
+        return along(function, (theta, *primals), (basis, *tangents))
+    return _by_rows(function, theta, primals, tangents, outputs)
+
+
+def along(
+    function: Callable[..., PyTree], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]
+) -> PyTree:
+    """The derivatives of `function(*primals)` along tangents with the P parameters leading."""
+    of_moving, moving, slopes = _moving_part(function, primals, tangents)
+    floats = lambda *leaves: eqx.filter(of_moving(*leaves), eqx.is_inexact_array)
+    one = lambda *slopes: jax.jvp(floats, moving, slopes)[1]
+    if slopes[0].shape[0] == 1:
+        single = one(*(slope[0] for slope in slopes))
+        return jax.tree.map(lambda leaf: leaf[None], single)
+    return jax.vmap(one)(*slopes)
+
+
+def _by_rows(function, theta, primals, tangents, outputs) -> Float[Array, "P ..."]:
+    """One pullback for each output."""
+    of_moving, moving, slopes = _moving_part(
+        lambda *primals: lambda theta: function(theta, *primals), primals, tangents
+    )
+    _, pullback = jax.vjp(lambda theta, *moving: of_moving(*moving)(theta), theta, *moving)
+
+    def row(cotangent):
+        by_theta, *by_moving = pullback(cotangent)
+        total = ravel_pytree(by_theta)[0]
+        for pulled, slope in zip(by_moving, slopes, strict=True):
+            total = total + jnp.tensordot(slope, pulled, axes=pulled.ndim).astype(total.dtype)
+        return total
+
     if outputs.shape == ():
         return row(jnp.ones((), outputs.dtype))
     basis = jnp.eye(outputs.size, dtype=outputs.dtype).reshape(outputs.size, *outputs.shape)
-    return jnp.moveaxis(jax.vmap(row)(basis), 0, -1).reshape(flat.size, *outputs.shape)
+    return jnp.moveaxis(jax.vmap(row)(basis), 0, -1).reshape(-1, *outputs.shape)
+
+
+def _moving_part(function, primals, tangents):
+    """`function` of those leaves that have a tangent, those leaves, and their tangents."""
+    leaves, structure = jax.tree.flatten(primals)
+    slopes = []
+    for primal, tangent in zip(primals, tangents, strict=True):
+        size = jax.tree.structure(primal).num_leaves
+        here = jax.tree.leaves(tangent, is_leaf=lambda node: node is None)
+        slopes += [None] * size if tangent is None else here
+    moving = [index for index, slope in enumerate(slopes) if slope is not None]
+
+    def of_moving(*moved):
+        merged = dict(enumerate(leaves)) | dict(zip(moving, moved, strict=True))
+        return function(*structure.unflatten(merged.values()))
+
+    values = tuple(jnp.asarray(leaves[index]) for index in moving)
+    slopes = tuple(slope for slope in slopes if slope is not None)
+    directions = tuple(t.astype(value.dtype) for t, value in zip(slopes, values, strict=True))
+    return of_moving, values, directions

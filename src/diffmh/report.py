@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from .counts import Watch
 from .simulation import Outcome
 
 
@@ -160,8 +161,8 @@ class _Finding(eqx.Module):
 
 
 def _find(outcome: Outcome) -> _Finding:
-    assert outcome.counts is not None and outcome.batches is not None, "the run was not diagnosed"
-    counts = jax.tree.map(lambda leaf: np.asarray(leaf, float), outcome.counts)
+    assert isinstance(outcome.watch, Watch), "the run was not diagnosed"
+    counts = jax.tree.map(lambda leaf: np.asarray(leaf, float), outcome.watch.per_chain)
     rates = counts.accepted / counts.decisions
     has_slots = counts.slot_steps.sum() > 0
     alive, recoupled = counts.alive.sum(), counts.recoupled.sum()
@@ -178,7 +179,7 @@ def _find(outcome: Outcome) -> _Finding:
         max_weight=float(counts.max_weight.max()) if has_slots else math.nan,
         weight_share=float(share),
         effective_samples=_effective_samples(outcome),
-        num_samples=float(outcome.batches.lengths.sum()),
+        num_samples=float(outcome.watch.lengths.sum()),
         num_chains=outcome.observed.value.shape[-1],
         nan_proposals=int(counts.nan.sum()),
     )
@@ -191,15 +192,18 @@ def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
     Where batches are too short to be independent the chains' own means tell: C σ² over their
     variance, if that is less than half.
     """
-    assert outcome.batches is not None, "the run was not diagnosed"
-    lengths = np.asarray(outcome.batches.lengths, float)
+    assert isinstance(outcome.watch, Watch), "the run was not diagnosed"
+    lengths = np.asarray(outcome.watch.lengths, float)
     sums, lengths = (
-        np.asarray(outcome.batches.sums, float)[lengths > 0],
+        np.asarray(outcome.watch.sums, float)[lengths > 0],
         lengths[lengths > 0][:, None, None],
     )
-    means, origin = np.asarray(outcome.observed.value, float), np.asarray(outcome.origin, float)
+    means, origin = (
+        np.asarray(outcome.observed.value, float),
+        np.asarray(outcome.watch.per_chain.origin, float),
+    )
     about = means.mean(axis=-1, keepdims=True)
-    within = np.asarray(outcome.observed.square, float) - (means - origin) ** 2
+    within = np.asarray(outcome.observed.watched, float) - (means - origin) ** 2
     variance = np.mean(within + (means - about) ** 2, axis=-1)
     batch_variance = np.sum(lengths * (sums / lengths - about) ** 2, axis=(0, 2)) / max(
         1, sums[:, 0].size - 1

@@ -5,7 +5,8 @@ than step by step; sums are plain within a block and compensated between blocks.
 axis of every array.
 
 The primal's randomness comes from keys of its own. It is the same whatever the estimator, the
-coupling and the number of alternatives; nor does a chain's depend on how many others there are.
+coupling and the number of alternatives; nor does a chain's depend on how many others there are. How
+its values are rounded does not depend on them either: see `_lowering.rounding`.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
 from ._sums import CompensatedSum
-from .counts import Batches, Counts
-from .estimators import Estimator, ValueOnly
-from .kernel import AcceptReject, Kernel, State
-from .parameters import Dual, Parameters
+from .alternatives import Events, Transition, remember
+from .counts import Silent, Watch
+from .estimators import Estimator, Observation, ValueOnly
+from .kernel import Kernel, State, Step, Update, moves_with_theta
+from .parameters import Parameters
+from .values import Value, without_tangents
 
 # Random words per chain that a block may hold, and the steps that it may have.
 _BLOCK_WORDS, _BLOCK_STEPS = 4096, 128
 
-# A state of more elements than this is kept whole between steps; a smaller one may be fused into
+# A state of more elements than this is kept whole between updates; a smaller one may be fused into
 # whatever uses it.
 _SMALL = 32
 
@@ -47,11 +50,16 @@ class Simulation(eqx.Module):
     num_samples: int = eqx.field(static=True)
     burn_in: int = eqx.field(static=True)
     num_chains: int = eqx.field(static=True)
+    lag: int = eqx.field(static=True, default=0)
     f_depends_on_theta: bool = eqx.field(static=True, default=True)
 
     def plain(self) -> Simulation:
         """The same chains, with no derivative."""
         return dataclasses.replace(self, estimator=ValueOnly())
+
+    @property
+    def num_steps(self) -> int:
+        return self.burn_in + self.num_samples
 
     def starts(self, key: Key[Array, ""]) -> PyTree:
         """The start state of each chain, chains last."""
@@ -65,12 +73,20 @@ class Simulation(eqx.Module):
         """For each chain a key for its start and one for its steps."""
         return jax.vmap(jax.random.split)(jax.random.split(key, self.num_chains))
 
-    def observable(self, parameters: Parameters, x: PyTree) -> Dual:
-        """`f(θ, x)` flattened to shape (F,), with `∂f/∂θ` if it depends on θ and a derivative is
-        wanted.
+    def observable(self, parameters: Parameters, x: PyTree | Value, past: Value | None) -> Value:
+        """`f(θ, x)`, or `f(θ, x_earlier, x)`, flattened to shape (F,); with its derivative at fixed
+        decisions if a derivative is wanted and f has one.
         """
-        parameters = parameters if self.f_depends_on_theta else parameters.value_only()
-        return parameters.evaluate(lambda theta, x, *args: flatten(self.f(theta, x, *args)), x)
+        places = (x,) if past is None else (_oldest(past), x)
+        moves = any(isinstance(place, Value) and place.tangent is not None for place in places)
+        if not (self.f_depends_on_theta or moves):
+            parameters = parameters.value_only()
+        return parameters.evaluate(lambda *operands: flatten(self.f(*operands)), *places)
+
+
+def _oldest(past: Value) -> Value:
+    primal = jax.tree.map(lambda leaf: leaf[-1], past.primal)
+    return Value(primal, jax.tree.map(lambda leaf: leaf[:, -1], past.tangent))
 
 
 def flatten(value: PyTree) -> Float[Array, "F"]:
@@ -80,31 +96,37 @@ def flatten(value: PyTree) -> Float[Array, "F"]:
 
 
 class Chain(eqx.Module):
-    """One chain: the primal, and what the estimator carries beside it."""
+    """One chain: the primal, the earlier states that f looks at, and what the estimator carries
+    beside it.
+    """
 
     state: State
+    past: Value | None
     memory: PyTree
 
 
 class Observed(eqx.Module):
-    """What is averaged over the samples: f, what the estimator asks for, and (for `.run`) f²
-    about f's value at the start.
-    """
+    """What is averaged over the samples: f, what the estimator asks for, and what is watched."""
 
     value: Float[Array, "F *C"]
     estimator: PyTree
-    square: Float[Array, "F *C"] | None
+    watched: PyTree
+
+
+class Progress(eqx.Module):
+    """How far a run has come, chains last: all that is needed to go on."""
+
+    chains: Chain
+    startable: Bool[Array, "C"]
+    sums: CompensatedSum
+    watch: Watch | Silent
 
 
 class Outcome(eqx.Module):
-    """The averages over each chain's samples, chains last, and what was counted on the way, if
-    it was.
-    """
+    """The averages over each chain's samples, chains last, and what was watched on the way."""
 
     observed: Observed
-    origin: Float[Array, "F C"] | None
-    counts: Counts | None
-    batches: Batches | None
+    watch: Watch | Silent
 
 
 class Loop(eqx.Module):
@@ -117,6 +139,7 @@ class Loop(eqx.Module):
     key: Key[Array, ""]
     args: tuple[Any, ...]
     differentiate: bool = eqx.field(static=True)
+    diagnose: bool = eqx.field(static=True, default=False)
 
     @property
     def one(self) -> PyTree:
@@ -129,85 +152,192 @@ class Loop(eqx.Module):
         """How many steps' randomness is drawn at once. Depends on one chain's primal alone, not
         on the estimator.
         """
-        draw = lambda key: self.simulation.kernel.draw(
-            lambda step, key: step.noise(key, self.one, 1), key
-        )
-        words = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(draw, self.key)))
-        num_steps = self.simulation.burn_in + self.simulation.num_samples
-        return max(1, min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words), num_steps))
+
+        def noise(key):
+            make = lambda update, key: update.noise(key, self.one, 1)
+            return self.simulation.kernel.distribute(make, key)
+
+        words = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(noise, self.key)))
+        most = min(_BLOCK_STEPS, _BLOCK_WORDS // max(1, words), self.simulation.num_steps)
+        return max(1, most)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.simulation.num_steps // self.block_steps)
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
         return Parameters(self.theta, self.args, rounding.never(key, (2,)), self.differentiate)
 
-    def start(self) -> tuple[Chain, Bool[Array, "C"]]:
-        """All chains at their start, and which of them may be run: those whose log density is
-        finite.
-        """
-        kernel, estimator = self.simulation.kernel, self.simulation.estimator
+    def start(self) -> Progress:
+        """All chains at their start."""
         parameters = self.parameters(self.key)
-        for_steps = parameters if estimator.differentiates_steps else parameters.value_only()
+        starts = self.simulation.starts(self.key)
+        chains, startable = over_chains(lambda x: self._start_one(parameters, x))(starts)
+        watch = self._start_watch(parameters, chains) if self.diagnose else Silent()
+        observed = jax.eval_shape(
+            over_chains(lambda chain, watch: self.observe(parameters, chain, watch)),
+            chains,
+            watch.per_chain,
+        )
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), observed)
+        return Progress(chains, startable, CompensatedSum.like(zeros), watch)
 
-        def one(x):
-            state = kernel.start(for_steps, x)
-            log_density = kernel.steps()[0].log_density(self.theta, x, *self.args)
-            return Chain(state, estimator.start(parameters, kernel, state)), jnp.isfinite(
-                log_density
+    def _start_watch(self, parameters: Parameters, chains: Chain) -> Watch:
+        plain = parameters.value_only()
+        f = lambda x, past: self.simulation.observable(plain, x, past).primal
+        origin = over_chains(f)(chains.state.x, without_tangents(chains.past))
+        return Watch.start(origin, len(jax.tree.leaves(self.one)), self.num_blocks)
+
+    def _start_one(self, parameters: Parameters, x: PyTree) -> tuple[Chain, Bool[Array, ""]]:
+        """One chain at its start, and whether it may be run: its log densities are finite."""
+        simulation = self.simulation
+        kernel, lag, for_steps = simulation.kernel, simulation.lag, self._for_steps(parameters)
+        tangent = None
+        if for_steps.differentiate and moves_with_theta(kernel):
+            floats = eqx.filter(x, eqx.is_inexact_array)
+            tangent = jax.tree.map(
+                lambda leaf: jnp.zeros((parameters.size, *leaf.shape), leaf.dtype), floats
             )
+        start = kernel.start(for_steps, x)
+        state = State(x, start.memory, tangent)
+        past = None
+        if lag:
+            stack = lambda leaf: jnp.broadcast_to(leaf, (lag, *leaf.shape))
+            past = Value(_trees.repeat(x, lag), jax.tree.map(jax.vmap(stack), tangent))
+        at = self._observation(parameters, state, past)
+        densities = [update.log_density(self.theta, x, *self.args) for update in kernel.updates()]
+        startable = jnp.all(jnp.isfinite(jnp.stack(densities)))
+        return Chain(state, past, simulation.estimator.start(at)), startable
 
-        return over_chains(one)(self.simulation.starts(self.key))
+    def _for_steps(self, parameters: Parameters) -> Parameters:
+        differentiates = self.simulation.estimator.differentiates_steps
+        return parameters if differentiates else parameters.value_only()
 
-    def draw(self, block: Int[Array, ""]) -> tuple[Parameters, PyTree]:
-        """The parameters to run a block at, and its randomness: steps first, chains last."""
+    def block_noise(self, block: Int[Array, ""]) -> PyTree:
+        """The randomness of a block: steps first, chains last."""
         num_steps, estimator = self.block_steps, self.simulation.estimator
 
-        def both(step: AcceptReject, key):
+        def both(update: Update, key):
             key_primal, key_own = jax.random.split(key)
-            return step.noise(key_primal, self.one, num_steps), estimator.draw(
-                step, key_own, self.one, num_steps
-            )
+            own = estimator.own_noise(update, key_own, self.one, num_steps)
+            return update.noise(key_primal, self.one, num_steps), own
 
-        keys = self.simulation.chain_keys(self.key)[:, 1]
-        draw = lambda key: self.simulation.kernel.draw(both, jax.random.fold_in(key, block))
-        return self.parameters(jax.random.fold_in(self.key, block)), over_chains(draw)(keys)
+        def of_chain(key):
+            return self.simulation.kernel.distribute(both, jax.random.fold_in(key, block))
+
+        return over_chains(of_chain)(self.simulation.chain_keys(self.key)[:, 1])
 
     def step(
-        self, parameters: Parameters, chain: Chain, noise: PyTree, record: PyTree = None, note=None
-    ):
-        """One step of one chain, through every inner step of the kernel; `note` adds each to
+        self,
+        parameters: Parameters,
+        chain: Chain,
+        noise: PyTree,
+        record: PyTree,
+        note: Callable[[PyTree, Step, Events | None], PyTree],
+    ) -> tuple[Chain, PyTree]:
+        """One step of one chain, through every update of the kernel; `note` adds each to
         `record`.
         """
         estimator = self.simulation.estimator
-        for_steps = parameters if estimator.differentiates_steps else parameters.value_only()
+        if self.simulation.lag:
+            assert chain.past is not None
+            past = remember(chain.past, chain.state.value)
+            chain = Chain(chain.state, past, estimator.look_back(chain.memory))
 
-        def inner(kernel: AcceptReject, carry, noise):
-            (chain, record), (primal, own) = carry, noise
-            step = kernel.step(for_steps, chain.state, primal)
-            memory, events = estimator.advance(parameters, kernel, step, chain.memory, primal, own)
-            if note is not None:
-                record = note(record, step, events)
-            return Chain(step.after, memory), record
+        def advance(update: Update, carry, noise):
+            (chain, record), (primal_noise, own_noise) = carry, noise
+            step = self._primal_step(parameters, update, chain.state, primal_noise)
+            at = Transition(parameters, update, step, primal_noise, own_noise, chain.past)
+            memory, events = estimator.advance(chain.memory, at)
+            chain = self._kept(parameters, Chain(step.after, chain.past, memory))
+            return chain, note(record, step, events)
 
-        return self.simulation.kernel.fold(inner, (chain, record), noise)
+        return self.simulation.kernel.fold(advance, (chain, record), noise)
 
-    def observe(
-        self, parameters: Parameters, chain: Chain, origin: Float[Array, "F"] | None
-    ) -> Observed:
-        """What one chain adds to the averages where it is now; the square about `origin`, if
-        there is one.
-        """
-        simulation, x = self.simulation, parameters.settle(chain.state.x)
-        value = simulation.observable(parameters.value_only(), x).value
-        again = simulation.observable(parameters, parameters.apart(x))
-        args = (
-            parameters,
-            simulation.kernel,
-            simulation.observable,
-            again,
-            chain.state,
-            chain.memory,
+    def _primal_step(self, parameters, update: Update, state: State, noise: PyTree) -> Step:
+        """The update's step, its values rounded alike in every program."""
+        for_steps = self._for_steps(parameters)
+
+        def primal_and_rest(state, noise):
+            step = update.step(for_steps, state, noise)
+            return _primal(step), step
+
+        step = rounding.settled(primal_and_rest, parameters.never[0])(state, noise)[1]
+        outcomes = lambda step: [decision.outcome for decision in step.decisions]
+        if step.decisions and sum(outcome.size for outcome in outcomes(step)) > _SMALL:
+            step = eqx.tree_at(outcomes, step, self._kept(parameters, outcomes(step)))
+        return step
+
+    def _kept(self, parameters: Parameters, tree: PyTree) -> PyTree:
+        """Large states are computed once; a compiler would compute them anew for each use."""
+        if sum(leaf.size for leaf in jax.tree.leaves(self.one)) <= _SMALL:
+            return tree
+        return rounding.whole(tree, parameters.never[0])
+
+    def _observation(self, parameters: Parameters, state: State, past: Value | None) -> Observation:
+        """f where the chain is, derivative included, apart from the value that is averaged."""
+        simulation = self.simulation
+        x, past = rounding.settle((state.value, past), parameters.never[1])
+        value = simulation.observable(parameters, x, past)
+        return Observation(parameters, simulation.kernel, state, past, simulation.observable, value)
+
+    def observe(self, parameters: Parameters, chain: Chain, watch: PyTree) -> Observed:
+        """What one chain adds to the averages where it is now."""
+        simulation = self.simulation
+        plain = parameters.value_only()
+        f = lambda x, past: (simulation.observable(plain, x, past).primal, None)
+        place = (chain.state.x, without_tangents(chain.past))
+        value, _ = rounding.settled(f, parameters.never[0])(*place)
+        at = self._observation(parameters, chain.state, chain.past)
+        estimator = simulation.estimator.observe(chain.memory, at)
+        watched = None if watch is None else watch.square(at.value.primal)
+        return Observed(value, estimator, watched)
+
+    def block(self, index: Int[Array, ""], progress: Progress) -> Progress:
+        """One block of steps of all chains."""
+        simulation, block_steps = self.simulation, self.block_steps
+        parameters = self.parameters(jax.random.fold_in(self.key, index))
+        noise = self.block_noise(index)
+        begin = index * block_steps
+        end = jnp.minimum(begin + block_steps, simulation.num_steps)
+        zeros = jax.tree.map(jnp.zeros_like, progress.sums.total)
+
+        def step(i, carry):
+            chains, watch, sums = carry
+            now = jax.tree.map(lambda leaf: leaf[i], noise)
+            counted = begin + i >= simulation.burn_in
+            one = lambda chain, watch, noise: self._one(parameters, chain, watch, noise, counted)
+            chains, watch, observed = over_chains(one)(chains, watch, now)
+            return chains, watch, _trees.add(sums, observed)
+
+        carry = (progress.chains, progress.watch.per_chain, zeros)
+        chains, per_chain, sums = jax.lax.fori_loop(0, end - begin, step, carry)
+        sampled = jnp.clip(end - simulation.burn_in, 0, end - begin)
+        watch = progress.watch.after_block(index, self.num_blocks, per_chain, sums.value, sampled)
+        return Progress(chains, progress.startable, progress.sums.plus(sums), watch)
+
+    def _one(self, parameters, chain: Chain, watch: PyTree, noise: PyTree, counted):
+        """One step of one chain, and what it adds to the averages."""
+        note = (lambda record, step, events: None) if watch is None else type(watch).note
+        chain, watch = self.step(parameters, chain, noise, watch, note)
+        observed = self.observe(parameters, chain, watch)
+        observed = jax.tree.map(
+            lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed
         )
-        square = None if origin is None else (again.value - origin) ** 2
-        return Observed(value, simulation.estimator.observe(*args), square)
+        return chain, None if watch is None else watch.after(chain.memory), observed
+
+    def outcome(self, progress: Progress) -> Outcome:
+        """A chain whose log density is not finite at its start has NaN for its averages."""
+        count = self.simulation.num_samples
+        mean = lambda total: jnp.where(progress.startable, total / count, jnp.nan)
+        return Outcome(jax.tree.map(mean, progress.sums.value()), progress.watch)
+
+
+def _primal(step: Step) -> PyTree:
+    """What decides the primal's path: everything but tangents."""
+    plain = lambda state: None if state is None else State(state.x, state.memory)
+    parts = (plain(step.before), plain(step.after), step.decisions, plain(step.proposed))
+    return without_tangents(parts)
 
 
 def run(
@@ -219,65 +349,10 @@ def run(
     differentiate: bool = True,
     diagnose: bool = False,
 ) -> Outcome:
-    """Runs the chains for `burn_in + num_samples` steps and averages over the last `num_samples`.
-
-    A chain whose log density is not finite at its start has NaN for its averages.
+    """Runs the chains for `burn_in + num_samples` steps and averages over the last
+    `num_samples`.
     """
-    loop = Loop(simulation, theta, key, args, differentiate)
-    chains, startable = loop.start()
-    at_start = loop.parameters(key)
-    origin = None
-    if diagnose:
-        origin = over_chains(lambda x: simulation.observable(at_start.value_only(), x).value)(
-            chains.state.x
-        )
-    observe = over_chains(lambda chain, origin: loop.observe(at_start, chain, origin))
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(observe, chains, origin)
-    )
-    num_steps, block_steps = simulation.burn_in + simulation.num_samples, loop.block_steps
-    num_blocks = -(-num_steps // block_steps)
-
-    def block(index, carry):
-        chains, sums, counts, batches = carry
-        parameters, noise = loop.draw(index)
-        begin = index * block_steps
-
-        def one(chain, counts, noise, origin, counted):
-            chain, counts = loop.step(
-                parameters, chain, noise, counts, Counts.note if diagnose else None
-            )
-            if sum(leaf.size for leaf in jax.tree.leaves(chain.state.x)) > _SMALL:
-                chain = parameters.whole(chain)
-            observed = loop.observe(parameters, chain, origin)
-            observed = jax.tree.map(
-                lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed
-            )
-            counts = counts.after(chain.memory) if diagnose else None
-            return chain, counts, observed
-
-        def step(i, carry):
-            chains, counts, sums = carry
-            now = jax.tree.map(lambda leaf: leaf[i], noise)
-            counted = begin + i >= simulation.burn_in
-            advance = over_chains(
-                lambda chain, counts, noise, origin: one(chain, counts, noise, origin, counted)
-            )
-            chains, counts, observed = advance(chains, counts, now, origin)
-            return chains, counts, _trees.add(sums, observed)
-
-        end = jnp.minimum(begin + block_steps, num_steps)
-        chains, counts, block_sums = jax.lax.fori_loop(
-            0, end - begin, step, (chains, counts, zeros)
-        )
-        if diagnose:
-            sampled = jnp.clip(end - simulation.burn_in, 0, end - begin)
-            batches = batches.plus(index, num_blocks, block_sums.value, sampled)
-        return chains, sums.plus(block_sums), counts, batches
-
-    counts = over_chains(lambda _: Counts.zeros())(startable) if diagnose else None
-    batches = Batches.zeros(num_blocks, zeros.value) if diagnose else None
-    carry = (chains, CompensatedSum.like(zeros), counts, batches)
-    _, sums, counts, batches = jax.lax.fori_loop(0, num_blocks, block, carry)
-    mean = lambda total: jnp.where(startable, total / simulation.num_samples, jnp.nan)
-    return Outcome(jax.tree.map(mean, sums.value()), origin, counts, batches)
+    loop = Loop(simulation, theta, key, args, differentiate, diagnose)
+    block = lambda index, progress: loop.block(index, progress)
+    progress = jax.lax.fori_loop(0, loop.num_blocks, block, loop.start())
+    return loop.outcome(progress)

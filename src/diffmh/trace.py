@@ -51,8 +51,8 @@ class _Record(eqx.Module):
 
     def note(self, step, events) -> _Record:
         return _Record(
-            self.decisions + step.accepted.size,
-            self.accepted + jnp.sum(step.accepted),
+            self.decisions + sum(decision.count for decision in step.decisions),
+            self.accepted + sum(jnp.sum(decision.outcome) for decision in step.decisions),
             self.born | events.born,
             self.recoupled | events.recoupled,
         )
@@ -84,7 +84,7 @@ def trace(
     estimator = StochasticDerivative() if estimator is None else estimator
     _validate.instance(estimator, StochasticDerivative, where, "estimator")
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
-    estimator.refuse(sum(leaf.size for leaf in jax.tree.leaves(theta)))
+    estimator.refuse(kernel, sum(leaf.size for leaf in jax.tree.leaves(theta)), 0)
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
     num_steps = _validate.count(num_steps, "num_steps=...")
     simulation = Simulation(kernel, start, _nothing, estimator, num_steps, 0, 1)
@@ -111,7 +111,7 @@ def _follow(simulation: Simulation, theta, key, args) -> Trace:
     only = functools.partial(jax.tree.map, lambda leaf: leaf[..., 0])
 
     def block(chain, index):
-        parameters, noise = loop.draw(index)
+        parameters, noise = loop.parameters(jax.random.fold_in(key, index)), loop.block_noise(index)
 
         def step(chain: Chain, noise):
             chain, record = loop.step(parameters, chain, noise, quiet, _Record.note)
@@ -121,10 +121,8 @@ def _follow(simulation: Simulation, theta, key, args) -> Trace:
 
         return jax.lax.scan(step, chain, jax.tree.map(lambda leaf: leaf[..., 0], noise))
 
-    chains, _ = loop.start()
-    chain = only(chains)
-    num_blocks = -(-simulation.num_samples // loop.block_steps)
-    _, blocks = jax.lax.scan(block, chain, jnp.arange(num_blocks))
+    chain = only(loop.start().chains)
+    _, blocks = jax.lax.scan(block, chain, jnp.arange(loop.num_blocks))
     joined = jax.tree.map(
         lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: simulation.num_samples], blocks
     )

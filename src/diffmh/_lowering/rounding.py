@@ -9,9 +9,15 @@ cannot see through forbids contraction across that point.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key, PyTree
+
+from . import compat
+from .program import Constant, Program, Variable
 
 
 def never(key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Bool[Array, "..."]:
@@ -43,3 +49,54 @@ def whole(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
     return jax.lax.cond(
         never, lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda tree: tree, tree
     )
+
+
+# Operations that may end in a product, which a compiler would contract with a sum that follows.
+_PRODUCTS = set(
+    """
+    mul integer_pow square pow dot_general exp exp2 expm1 log log1p logistic tanh sin cos tan sinh
+    cosh erf erfc erf_inv lgamma digamma rsqrt cbrt reduce_prod cumprod
+    """.split()  # noqa: SIM905
+)
+
+
+def settled(
+    function: Callable[..., tuple[PyTree, PyTree]], never: Bool[Array, ""]
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """`function`, whose first result is rounded the same in whatever program it stands.
+
+    Every product on the way to the first result is settled, so that nothing is contracted; what
+    only the second result needs, such as derivatives, is left to the compiler. Whoever writes the
+    function need not know of it.
+    """
+
+    def call(*arguments):
+        leaves, structure = jax.tree.flatten(arguments)
+        flat = lambda *leaves: function(*structure.unflatten(leaves))
+        program, form = compat.program(flat, *leaves, differentiated=False)
+        count = jax.tree.structure(form[0]).num_leaves
+        deciding = _needed(program, program.outputs[:count])
+        values = dict(zip(program.inputs, leaves, strict=True))
+        read = lambda atom: atom.value if isinstance(atom, Constant) else values[atom]
+        for equation in program.equations:
+            results = equation.bind(*map(read, equation.inputs))
+            if equation.primitive in _PRODUCTS and not deciding.isdisjoint(equation.outputs):
+                results = _settle_floats(results, never)
+            values.update(zip(equation.outputs, results, strict=True))
+        return jax.tree.structure(form).unflatten(map(read, program.outputs))
+
+    return call
+
+
+def _settle_floats(results: Any, never: Bool[Array, ""]) -> list[Array]:
+    is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    return [settle(leaf, never) if is_float(leaf) else leaf for leaf in results]
+
+
+def _needed(program: Program, outputs: Any) -> set[Variable]:
+    """The variables on which some outputs depend."""
+    needed = {atom for atom in outputs if isinstance(atom, Variable)}
+    for equation in reversed(program.equations):
+        if not needed.isdisjoint(equation.outputs):
+            needed.update(atom for atom in equation.inputs if isinstance(atom, Variable))
+    return needed

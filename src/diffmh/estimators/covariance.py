@@ -8,7 +8,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .estimator import Estimator, explicit
+from ..kernel import moves_with_theta
+from .estimator import Estimator, Observation
 
 
 class Averages(eqx.Module):
@@ -39,22 +40,41 @@ class Covariance(Estimator):
 
     differentiates_steps: ClassVar[bool] = False
 
-    def draw(self, step, key, x, num_steps):
-        return None
+    def refuse(self, kernel, num_parameters, lag):
+        if any(update.target is not kernel.updates()[0].target for update in kernel.updates()):
+            raise ValueError(
+                "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
+                " that were put together have different ones: give each the same `log_density`"
+                " function, or use `StochasticDerivative()`."
+            )
+        if lag:
+            raise ValueError(
+                f"`Covariance()` is blind to functions of successive states, got lag={lag}: use"
+                " `StochasticDerivative()`."
+            )
+        if moves_with_theta(kernel):
+            raise ValueError(
+                "`Covariance()` is blind to parameters of the proposal, and this kernel's moves"
+                " depend on theta: use `StochasticDerivative()`."
+            )
 
-    def start(self, parameters, kernel, state):
-        # The score at the start is subtracted throughout: a covariance does not see it, and float32
-        # is spared.
-        return parameters.evaluate(kernel.steps()[0].log_density, state.x).gradient
+    def start(self, at):
+        # The score at the start is subtracted throughout: a covariance does not see it, and
+        # float32 is spared.
+        return self._score(at)
 
-    def advance(self, parameters, kernel, step, memory, noise, own_noise):
+    def advance(self, memory, at):
         return memory, None
 
-    def observe(self, parameters, kernel, observable, value, state, memory):
-        gradient = parameters.evaluate(kernel.steps()[0].log_density, state.x).gradient
-        score = gradient - memory
-        product = score[:, None] * value.value[None, :]
-        return Averages(product, score, memory, explicit(value) + jnp.zeros_like(product))
+    def observe(self, memory, at):
+        score = self._score(at) - memory
+        product = score[:, None] * at.value.primal[None, :]
+        return Averages(product, score, memory, at.explicit + jnp.zeros_like(product))
+
+    @staticmethod
+    def _score(at: Observation) -> Float[Array, "P"]:
+        density = at.kernel.updates()[0].log_density
+        return at.parameters.evaluate(density, at.state.x).tangent
 
     def derivative(self, means: Averages, value):
         within = means.product - means.score[:, None, :] * value[None]

@@ -9,55 +9,52 @@ from typing import ClassVar
 import equinox as eqx
 from jaxtyping import Array, Float, Key, PyTree
 
-from ..alternatives import Events
-from ..kernel import AcceptReject, Kernel, State, Step
-from ..parameters import Dual, Parameters
+from ..alternatives import Events, Transition
+from ..kernel import Kernel, State, Update
+from ..parameters import Parameters
+from ..values import Value
 
-# The observed function at one parameter setting: `x -> f(θ, x)` flattened to shape (F,), with ∂f/∂θ
-# if f depends on θ.
-Observable = Callable[[Parameters, PyTree], Dual]
+
+class Observation(eqx.Module):
+    """A chain where it is now, as an estimator sees it.
+
+    `observable(parameters, x, past)` is f flattened to shape (F,), and `value` is f here, with its
+    derivative at fixed decisions, or without a tangent where it has none. `past` holds the
+    earlier states that f looks at, if it does.
+    """
+
+    parameters: Parameters
+    kernel: Kernel
+    state: State
+    past: Value | None
+    observable: Callable[[Parameters, PyTree, Value | None], Value]
+    value: Value
+
+    @property
+    def explicit(self) -> Float[Array, "P F"] | float:
+        """`∂f(θ, x)/∂θ + ∂f/∂x · ẋ`, every decision held fixed."""
+        return 0.0 if self.value.tangent is None else self.value.tangent
 
 
 class Estimator(eqx.Module):
-    """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one
-    chain.
+    """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one chain.
+
+    Subclass it to write your own: `docs/extending.md`.
     """
 
-    # Whether the primal's steps need `∂ log r / ∂θ`.
+    # Whether the primal's steps need derivatives.
     differentiates_steps: ClassVar[bool]
 
     @abstractmethod
-    def draw(self, step: AcceptReject, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-        """Its own randomness for `num_steps` of `step`; the primal's is drawn apart, so the
-        primal never depends on it.
-        """
-
-    @abstractmethod
-    def start(self, parameters: Parameters, kernel: Kernel, state: State) -> PyTree:
+    def start(self, at: Observation) -> PyTree:
         """Its memory at the start of a chain."""
 
     @abstractmethod
-    def advance(
-        self,
-        parameters: Parameters,
-        kernel: AcceptReject,
-        step: Step,
-        memory: PyTree,
-        noise: PyTree,
-        own_noise: PyTree,
-    ) -> tuple[PyTree, Events | None]:
-        """Its memory after a step of the primal, and what happened."""
+    def advance(self, memory: PyTree, at: Transition) -> tuple[PyTree, Events | None]:
+        """Its memory after an update of the primal, and what happened to alternatives."""
 
     @abstractmethod
-    def observe(
-        self,
-        parameters: Parameters,
-        kernel: Kernel,
-        observable: Observable,
-        value: Dual,
-        state: State,
-        memory: PyTree,
-    ) -> PyTree:
+    def observe(self, memory: PyTree, at: Observation) -> PyTree:
         """What to average over the chain."""
 
     @abstractmethod
@@ -66,7 +63,17 @@ class Estimator(eqx.Module):
         of f.
         """
 
-    def refuse(self, num_parameters: int) -> None:
+    def own_noise(self, update: Update, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
+        """Its own randomness for `num_steps` of `update`; the primal's is drawn apart, so the
+        primal never depends on it.
+        """
+        return None
+
+    def look_back(self, memory: PyTree) -> PyTree:
+        """Before each step of a chain whose f looks at earlier states: the present becomes past."""
+        return memory
+
+    def refuse(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
         """Refuses what it cannot do."""
 
 
@@ -75,22 +82,14 @@ class ValueOnly(Estimator):
 
     differentiates_steps: ClassVar[bool] = False
 
-    def draw(self, step, key, x, num_steps):
+    def start(self, at):
         return None
 
-    def start(self, parameters, kernel, state):
-        return None
-
-    def advance(self, parameters, kernel, step, memory, noise, own_noise):
+    def advance(self, memory, at):
         return None, None
 
-    def observe(self, parameters, kernel, observable, value, state, memory):
+    def observe(self, memory, at):
         return None
 
     def derivative(self, means, value):
         raise TypeError("`ValueOnly` has no derivative.")
-
-
-def explicit(value: Dual) -> Float[Array, "P F"] | float:
-    """`∂f(θ, x)/∂θ` at fixed x: zero where f does not depend on θ."""
-    return 0.0 if value.gradient is None else value.gradient

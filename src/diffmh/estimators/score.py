@@ -8,9 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from .estimator import Estimator, explicit
+from .estimator import Estimator
 
 
 class Averages(eqx.Module):
@@ -18,6 +18,18 @@ class Averages(eqx.Module):
 
     weighted: Float[Array, "P F *C"]
     score: Float[Array, "P *C"]
+
+
+class Memory(eqx.Module):
+    """The score so far, and how many of the decisions were exact ties that depend on θ."""
+
+    score: Float[Array, "P"]
+    ties: Int[Array, ""]
+    decisions: Int[Array, ""]
+
+
+# Ties beyond this share of the decisions are no accident of rounding.
+_MOST_TIES = 1e-4
 
 
 class Score(Estimator):
@@ -48,20 +60,21 @@ class Score(Estimator):
             else jax.tree.map(jnp.asarray, baseline)
         )
 
-    def draw(self, step, key, x, num_steps):
-        return None
+    def start(self, at):
+        count = jnp.zeros((), int)
+        return Memory(jnp.zeros(at.parameters.size, at.parameters.dtype), count, count)
 
-    def start(self, parameters, kernel, state):
-        return jnp.zeros(parameters.size, jnp.result_type(*jax.tree.leaves(parameters.theta)))
+    def advance(self, memory: Memory, at):
+        score, ties, decisions = memory.score, memory.ties, memory.decisions
+        for decision in at.step.decisions:
+            score = score + decision.score().astype(score.dtype)
+            ties, decisions = ties + decision.num_ties, decisions + decision.count
+        return Memory(score, ties, decisions), None
 
-    def advance(self, parameters, kernel, step, memory, noise, own_noise):
-        gradient = jnp.where(
-            step.accepted, step.log_accept_gradient, step.log_reject_gradient
-        ).astype(memory.dtype)
-        return memory + jnp.sum(gradient, axis=tuple(range(1, gradient.ndim))), None
-
-    def observe(self, parameters, kernel, observable, value, state, memory):
-        return Averages(memory[:, None] * value.value[None, :] + explicit(value), memory)
+    def observe(self, memory: Memory, at):
+        tied = memory.ties > _MOST_TIES * memory.decisions
+        score = jnp.where(tied, jnp.nan, memory.score)
+        return Averages(score[:, None] * at.value.primal[None, :] + at.explicit, score)
 
     def derivative(self, means: Averages, value):
         if self.baseline is None:

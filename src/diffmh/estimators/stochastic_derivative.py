@@ -4,19 +4,18 @@ other way.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import dataclasses
+from typing import ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .. import _validate, alternatives
-from ..alternatives import Alternatives, Events
-from ..kernel import Step
-from .estimator import Estimator, explicit
-
-Weights = Literal["two-sided", "one-sided"]
+from .. import _validate, alternatives, values
+from ..alternatives import Alternatives, remember
+from ..decisions import Weights
+from ..values import Value
+from .estimator import Estimator
 
 
 class OwnNoise(eqx.Module):
@@ -58,48 +57,34 @@ class StochasticDerivative(Estimator):
         self.weights = weights
         self.alternatives = _validate.count(alternatives, "StochasticDerivative(alternatives=...)")
 
-    def refuse(self, num_parameters):
+    def refuse(self, kernel, num_parameters, lag):
         if self.weights == "one-sided" and num_parameters != 1:
             raise ValueError(
                 "`StochasticDerivative(weights='one-sided')` exists for one scalar parameter only,"
-                " and `theta` has"
-                f" {num_parameters}: use weights='two-sided'."
+                f" and `theta` has {num_parameters}: use weights='two-sided'."
             )
 
-    def draw(self, step, key, x, num_steps):
+    def own_noise(self, update, key, x, num_steps):
         key_coupling, key_prune = jax.random.split(key)
         uniform = jax.random.uniform(key_prune, (num_steps,))
-        return OwnNoise(step.coupling_noise(key_coupling, x, num_steps), uniform)
+        return OwnNoise(update.coupling_noise(key_coupling, x, num_steps), uniform)
 
-    def start(self, parameters, kernel, state):
-        dtype = jnp.result_type(*jax.tree.leaves(parameters.theta))
-        return alternatives.none_yet(state, self.alternatives, parameters.size, dtype)
+    def start(self, at):
+        return alternatives.none_yet(at.state, at.past, self.alternatives, at.parameters)
 
-    def advance(self, parameters, kernel, step, memory: Alternatives, noise, own_noise: OwnNoise):
-        state = alternatives.propagate(kernel, parameters, step, memory, noise, own_noise.coupling)
-        moved = Alternatives(state, memory.weight)
-        remaining = alternatives.drop_recoupled(moved, step.after)
-        candidate = flip_weight(step, self.weights).astype(memory.weight.dtype)
-        pruned, born = alternatives.prune(kernel, step, remaining, candidate, own_noise.prune)
-        score = jnp.sum(alternatives.norm(candidate))
-        return pruned, Events(moved.alive & ~remaining.alive, born, score)
+    def look_back(self, memory: Alternatives):
+        newest = lambda slot: remember(slot[0], Value(slot[1]))
+        past = values.each_slot(newest, (memory.past, memory.state.x))
+        return dataclasses.replace(memory, past=past)
 
-    def observe(self, parameters, kernel, observable, value, state, memory: Alternatives):
-        at_alternatives = alternatives.values(
-            lambda y: observable(parameters.value_only(), y.x).value, memory
-        )
-        return alternatives.contribution(memory, value.value, at_alternatives) + explicit(value)
+    def advance(self, memory: Alternatives, at):
+        noise: OwnNoise = at.own_noise
+        return alternatives.advance(memory, at, noise.coupling, noise.prune, self.weights)
+
+    def observe(self, memory: Alternatives, at):
+        parameters = at.parameters.value_only()
+        f = lambda place: at.observable(parameters, *place).primal
+        return alternatives.differences(memory, f, at.value.primal) + at.explicit
 
     def derivative(self, means, value):
         return means
-
-
-def flip_weight(step: Step, weights: Weights) -> Float[Array, "P *D"]:
-    """The weight of the alternative in which each decision of the step went the other way."""
-    log_gradient = step.log_accept_gradient
-    if weights == "two-sided":
-        probability_gradient = step.accept_probability * log_gradient
-        return jnp.where(step.accepted, -probability_gradient, probability_gradient)
-    return jnp.where(
-        step.accepted, jnp.maximum(0.0, -log_gradient), jnp.maximum(0.0, -step.log_reject_gradient)
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from ..metropolis import MetropolisHastings
+from ..kernels import MetropolisHastings
 from ..proposals import GaussianWalk
 
 

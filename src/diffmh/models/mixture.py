@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..metropolis import MetropolisHastings
+from ..kernels import MetropolisHastings
 from ..proposals import OtherState
 
 MEANS = (-2.5, 2.0, 5.0)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import alternatives
+from .. import values as algebra
 from .._lowering.program import Equation
 from . import primitives
 from .analysis import Analysis
@@ -144,7 +144,8 @@ def _pick(world: World, drawn: Any, flipped: Any, weight: Any) -> tuple[World, A
     if flipped.size == 1:
         return world, flipped.reshape(drawn.shape), weight.reshape(-1)
     world, uniform = world.uniform()
-    index, _, chosen = alternatives.pick(weight, uniform, jnp.zeros((), weight.dtype))
+    picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype))
+    index, chosen = picked.index, picked.weight
     here = (jnp.arange(drawn.size) == index % drawn.size).reshape(drawn.shape)
     return world, jnp.where(here, flipped.reshape(-1)[index], drawn), chosen
 

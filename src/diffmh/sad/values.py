@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .. import alternatives
+from .. import values as algebra
 
 
 class Value(eqx.Module):
@@ -89,7 +89,7 @@ class World:
     @property
     def alive(self) -> Bool[Array, "K"]:
         """NaN counts as alive: a derivative that is not a number must be seen, not dropped."""
-        return alternatives.norm(self.weight.T) != 0
+        return algebra.norm(self.weight.T) != 0
 
     def replace(self, **changes: Any) -> World:
         return dataclasses.replace(self, **changes)
@@ -133,7 +133,7 @@ def bank(world: World, value: Value) -> Value:
         )
     if value.pending is not None and world.pending is not None:
         weight = world.pending[None]
-        alive = alternatives.norm(weight.T) != 0
+        alive = algebra.norm(weight.T) != 0
         tangent += weighted(weight, alive, (value.pending - value.primal)[None]).astype(
             tangent.dtype
         )
@@ -144,7 +144,7 @@ def weighted(
     weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K ..."]
 ) -> Float[Array, "P ..."]:
     """`Σ_k W_k ⊗ difference_k` over the living."""
-    flat = alternatives.weighted(weight, alive, difference.reshape(difference.shape[0], -1))
+    flat = algebra.weighted(weight, alive, difference.reshape(difference.shape[0], -1))
     return flat.reshape(weight.shape[1], *difference.shape[1:])
 
 
@@ -159,9 +159,11 @@ def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Val
     differs = functools.reduce(
         jnp.logical_or, (differs_pending(value) for value in values.values()), jnp.zeros((), bool)
     )
-    score = jnp.where(differs, alternatives.norm(pending), 0.0)
+    score = jnp.where(differs, algebra.norm(pending), 0.0)
     world, uniform = world.uniform()
-    weight, replaced = alternatives.compete(world.weight, pending, score, uniform)
+    weight, replaced = algebra.compete(
+        world.weight, algebra.norm(world.weight.T), pending, score, uniform
+    )
     weight = jnp.where(jnp.isnan(score), jnp.nan, weight)
     settled = {
         name: value if not value.branched else _give_away(world, value, replaced)
@@ -180,7 +182,7 @@ def drop_recoupled(world: World, values: Iterable[Value]) -> World:
     """Alternatives that agree with the primal in everything that still matters will do so for
     ever: their weight becomes 0.
     """
-    kept = jnp.isnan(alternatives.norm(world.weight.T))
+    kept = jnp.isnan(algebra.norm(world.weight.T))
     if world.pinned is not None:
         kept = kept | (world.pinned == world.births)
     alive = functools.reduce(jnp.logical_or, map(differs_in_slots, values), kept)

@@ -4,40 +4,49 @@ random order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from ... import _trees, _validate
-from ...kernel import AcceptReject, Cycle, Kernel, State, Step, accept
-from ...parameters import Dual, Parameters
+from ... import _validate
+from ...decisions import Acceptance
+from ...kernel import BlockUpdate, Kernel, State
+from ...kernels import Cycle
+from ...parameters import Parameters
 from .lattice import Spins, energy, neighbours, parameter
+
+
+def proposed(mine: Int[Array, "..."], words: UInt32[Array, "..."], flip: bool) -> Array:
+    """What is proposed to each site: its flip, or ±1 by the lowest bit of a random word."""
+    drawn = (2 * (words & 1).astype(jnp.int32) - 1).astype(mine.dtype)
+    return -mine if flip else drawn
 
 
 def decide(
     parameters: Parameters, mine: Array, around: Array, words: UInt32[Array, "..."], flip: bool
-):
-    """What is proposed to each site, whether it is accepted, and `log r`: one random word per
-    site holds spin and uniform.
-    """
-    # The uniform from the high 24 bits, the proposed spin from the lowest. Conversion of signed
-    # integers is the fast one.
+) -> Acceptance:
+    """Whether each site takes what is proposed to it: the uniform is in the high 24 bits."""
+    # Conversion of signed integers is the fast one.
     uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
-    drawn = (2 * (words & 1).astype(jnp.int32) - 1).astype(mine.dtype)
-    proposed = -mine if flip else drawn
 
-    def log_ratio(theta, change, around):
+    def log_ratio(theta, change, around, *args):
         theta = parameter(theta)
         return change * (theta.interaction * around + theta.field) / theta.temperature
 
-    ratio = parameters.evaluate(
-        log_ratio, (proposed - mine).astype(jnp.float32), around.astype(jnp.float32)
-    )
-    return proposed, parameters.whole(accept(uniform, ratio.value)), ratio
+    change = (proposed(mine, words, flip) - mine).astype(jnp.float32)
+    ratio = parameters.evaluate(log_ratio, change, around.astype(jnp.float32))
+    return Acceptance.draw(uniform, ratio)
 
 
-class HalfSweep(AcceptReject):
+def log_density(theta: Any, x: Any) -> Float[Array, ""]:
+    """`−H/T`."""
+    return -energy(theta, x) / parameter(theta).temperature
+
+
+class HalfSweep(BlockUpdate):
     """All sites of one colour at once. One random word per site holds its proposal and its accept
     uniform.
 
@@ -49,111 +58,57 @@ class HalfSweep(AcceptReject):
     colour: int = eqx.field(static=True)
     flip: bool = eqx.field(static=True, default=False)
 
-    def log_density(self, theta, x):
-        return -energy(theta, x) / parameter(theta).temperature
+    def log_density(self, theta, x, *args):
+        return log_density(theta, x)
 
-    def start(self, parameters, x):
-        return State(x, None)
+    @property
+    def target(self):
+        return log_density
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps L half"]:
         return jax.random.bits(key, (num_steps, *x.black.shape), jnp.uint32)
 
-    def coupling_noise(self, key, x, num_steps):
-        return None
+    def decide(self, parameters, state: State, noise):
+        around = neighbours(state.x, self.colour)
+        return decide(parameters, state.x.colour(self.colour), around, noise, self.flip)
 
-    def step(self, parameters: Parameters, state: State, noise) -> Step:
-        proposed, accepted, log_ratio = self._decide(parameters, state.x, noise)
-        before = state.x.colour(self.colour)
-        after = state.x.with_colour(self.colour, jnp.where(accepted, proposed, before))
-        return Step(
-            state,
-            State(state.x.with_colour(self.colour, proposed), None),
-            State(after, None),
-            accepted,
-            log_ratio,
-        )
-
-    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        y = alternative.x
-        proposed, accepted, _ = self._decide(parameters, y, noise)
-        return State(
-            y.with_colour(self.colour, jnp.where(accepted, proposed, y.colour(self.colour))), None
-        )
-
-    def flipped(self, step, index):
-        before, proposed = step.before.x.colour(self.colour), step.proposed.x.colour(self.colour)
-        after = step.after.x.colour(self.colour)
-        here = jnp.arange(after.size).reshape(after.shape) == index
-        other = jnp.where(step.accepted, before, proposed)
-        return State(step.after.x.with_colour(self.colour, jnp.where(here, other, after)), None)
-
-    @property
-    def remembers(self):
-        return None
-
-    def forgetful(self):
-        return self
-
-    def _decide(
-        self, parameters: Parameters, x: Spins, words
-    ) -> tuple[Array, Bool[Array, "L half"], Dual]:
-        x = parameters.whole(x)
-        return decide(
-            parameters, x.colour(self.colour), neighbours(x, self.colour), words, self.flip
+    def result(self, x: Spins, noise, outcome: Bool[Array, "L half"]) -> Spins:
+        mine = x.colour(self.colour)
+        return x.with_colour(
+            self.colour, jnp.where(outcome, proposed(mine, noise, self.flip), mine)
         )
 
 
-class SiteUpdate(AcceptReject):
+class SiteUpdate(BlockUpdate):
     """One site of an (L, L) lattice, with the proposals of `HalfSweep`."""
 
     site: Int[Array, "2"]
     flip: bool = eqx.field(static=True, default=False)
 
-    def log_density(self, theta, x):
-        return -energy(theta, x) / parameter(theta).temperature
+    def log_density(self, theta, x, *args):
+        return log_density(theta, x)
 
-    def start(self, parameters, x):
-        return State(x, None)
+    @property
+    def target(self):
+        return log_density
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps"]:
         return jax.random.bits(key, (num_steps,), jnp.uint32)
 
-    def coupling_noise(self, key, x, num_steps):
-        return None
+    def decide(self, parameters, state: State, noise):
+        x = state.x
+        around = self._at(x, 1, 0) + self._at(x, -1, 0) + self._at(x, 0, 1) + self._at(x, 0, -1)
+        return decide(parameters, self._at(x, 0, 0), around, noise, self.flip)
 
-    def step(self, parameters: Parameters, state: State, noise) -> Step:
-        proposed, accepted, log_ratio = self._decide(parameters, state.x, noise)
-        proposed = State(self._with(state.x, proposed), None)
-        return Step(state, proposed, _trees.select(accepted, proposed, state), accepted, log_ratio)
-
-    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        proposed, accepted, _ = self._decide(parameters, alternative.x, noise)
-        return State(
-            self._with(alternative.x, jnp.where(accepted, proposed, self._at(alternative.x, 0, 0))),
-            None,
-        )
-
-    def flipped(self, step, index):
-        return _trees.select(step.accepted, step.before, step.proposed)
-
-    @property
-    def remembers(self):
-        return None
-
-    def forgetful(self):
-        return self
+    def result(self, x: Int[Array, "L L"], noise, outcome: Bool[Array, ""]) -> Int[Array, "L L"]:
+        mine = self._at(x, 0, 0)
+        spin = jnp.where(outcome, proposed(mine, noise, self.flip), mine)
+        rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
+        return jnp.where(rows[:, None] & columns, spin, x)
 
     def _at(self, x: Int[Array, "L L"], down: int, right: int) -> Int[Array, ""]:
         row, column = (self.site + jnp.array([down, right])) % x.shape[0]
         return x[row, column]
-
-    def _with(self, x: Int[Array, "L L"], spin: Int[Array, ""]) -> Int[Array, "L L"]:
-        rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
-        return jnp.where(rows[:, None] & columns, spin, x)
-
-    def _decide(self, parameters: Parameters, x: Int[Array, "L L"], word: UInt32[Array, ""]):
-        around = self._at(x, 1, 0) + self._at(x, -1, 0) + self._at(x, 0, 1) + self._at(x, 0, -1)
-        return decide(parameters, self._at(x, 0, 0), around, word, self.flip)
 
 
 class SequentialSweep(Kernel):
@@ -164,28 +119,31 @@ class SequentialSweep(Kernel):
     size: int = eqx.field(static=True)
     flip: bool = eqx.field(static=True, default=False)
 
-    def steps(self):
+    def updates(self):
         return (SiteUpdate(jnp.zeros(2, int), self.flip),)
 
     def start(self, parameters, x):
-        return State(x, None)
+        return State(x)
 
-    def draw(self, draw, key):
+    def distribute(self, make, key):
         key_order, key_sites = jax.random.split(key)
         site_keys = jax.random.split(key_sites, self.size**2)
-        updates = jax.vmap(lambda key: draw(self.steps()[0], key), out_axes=1)(site_keys)
-        num_sweeps = jax.tree.leaves(updates)[0].shape[0]
+        update = self.updates()[0]
+        noise = jax.vmap(lambda key: make(update, key), out_axes=1)(site_keys)
+        num_sweeps = jax.tree.leaves(noise)[0].shape[0]
         permute = lambda key: jax.random.permutation(key, self.size)
-        orders = jax.vmap(permute)(jax.random.split(key_order, 2 * num_sweeps)).reshape(
-            num_sweeps, 2, self.size
-        )
-        return orders, updates
+        orders = jax.vmap(permute)(jax.random.split(key_order, 2 * num_sweeps))
+        return orders.reshape(num_sweeps, 2, self.size), noise
 
     def fold(self, advance, carry, noise):
-        (rows, columns), updates = noise
+        (rows, columns), site_noise = noise
         sites = jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
-        body = lambda carry, now: (advance(SiteUpdate(now[0], self.flip), carry, now[1]), None)
-        return jax.lax.scan(body, carry, (sites, updates))[0]
+
+        def visit(carry, now):
+            site, one = now
+            return advance(SiteUpdate(site, self.flip), carry, one), None
+
+        return jax.lax.scan(visit, carry, (sites, site_noise))[0]
 
     def forgetful(self):
         return self

@@ -7,13 +7,16 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from . import _trees, _validate, couplings, proposals
-from .couplings import Coupling
-from .kernel import AcceptReject, State, Step, accept
-from .parameters import Dual, Parameters
-from .proposals import Proposal
+from .. import _trees, _validate, couplings, proposals
+from ..couplings import Coupling
+from ..decisions import Acceptance
+from ..kernel import State, Step, Update
+from ..parameters import Parameters
+from ..proposals import Proposal
+from ..values import Value
 
 
 class Noise(eqx.Module):
@@ -23,7 +26,7 @@ class Noise(eqx.Module):
     uniform: Float[Array, "..."]
 
 
-class MetropolisHastings(AcceptReject):
+class MetropolisHastings(Update):
     """Metropolis–Hastings: propose `x' ~ q(· | x)`, accept it with probability `α = min(1,
     g(x')q(x|x') / (g(x)q(x'|x)))`.
 
@@ -84,23 +87,35 @@ class MetropolisHastings(AcceptReject):
         return couplings.draw(self.coupling, self.proposal, key, x, num_steps)
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
-        x_new = proposals.move(self.proposal, state.x, noise.proposal)
-        _validate.same_form(x_new, state.x, f"what `{type(self.proposal).__name__}` proposes")
-        x_new = parameters.settle(x_new)
+        def propose(x):
+            x_new = proposals.move(self.proposal, x, noise.proposal)
+            _validate.same_form(x_new, x, f"what `{type(self.proposal).__name__}` proposes")
+            return x_new
+
+        x_new = parameters.follow(propose, state.value)
         proposed, log_ratio = self._log_ratio(parameters, state, x_new)
-        accepted = accept(noise.uniform, log_ratio.value)
-        return Step(state, proposed, _trees.select(accepted, proposed, state), accepted, log_ratio)
+        acceptance = Acceptance.draw(noise.uniform, log_ratio)
+        after = _trees.select(acceptance.accepted, proposed, state)
+        return Step(state, after, (acceptance,), proposed)
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        assert step.proposed is not None
         x, x_new, y = step.before.x, step.proposed.x, alternative.x
         y_new = couplings.couple(
             self.coupling, self.proposal, x, x_new, y, noise.proposal, coupling_noise
         )
-        proposed, log_ratio = self._log_ratio(parameters, alternative, y_new)
-        return _trees.select(accept(noise.uniform, log_ratio.value), proposed, alternative)
+        proposed, log_ratio = self._log_ratio(parameters, alternative, Value(y_new))
+        accepted = Acceptance.draw(noise.uniform, log_ratio).accepted
+        return _trees.select(accepted, proposed, alternative)
 
-    def flipped(self, step, index):
-        return _trees.select(step.accepted, step.before, step.proposed)
+    def flipped(self, step, noise, decision, candidate):
+        assert step.proposed is not None
+        other = _trees.select(step.decisions[0].outcome, step.before, step.proposed)
+        return State(other.x, other.memory)
+
+    @property
+    def target(self) -> Any:
+        return self.density
 
     @property
     def remembers(self) -> Any:
@@ -109,15 +124,22 @@ class MetropolisHastings(AcceptReject):
     def forgetful(self):
         return MetropolisHastings(self.density, self.proposal, self.coupling, cached=False)
 
-    def _log_ratio(self, parameters: Parameters, state: State, x_new: PyTree) -> tuple[State, Dual]:
+    def _log_ratio(self, parameters: Parameters, state: State, x_new: Value) -> tuple[State, Value]:
         """The proposed state, and `log r = log g(x') − log g(x) + log q(x|x') − log q(x'|x)`."""
-        here = state.memory if self.cached else parameters.evaluate(self.density, state.x)
+        here = state.memory
+        if not self.cached:
+            here = parameters.evaluate(self.density, state.value)
         there = parameters.evaluate(self.density, x_new)
         log_ratio = there - here
         if not self.proposal.symmetric:
-            backward, forward = (
-                self.proposal.log_prob(x_new, state.x),
-                self.proposal.log_prob(state.x, x_new),
-            )
-            log_ratio = log_ratio.shifted(parameters.settle(backward - forward))
-        return State(x_new, there if self.cached else None), log_ratio
+            log_ratio = log_ratio + self._log_proposal_ratio(parameters, state.value, x_new)
+        return State(x_new.primal, there if self.cached else None, x_new.tangent), log_ratio
+
+    def _log_proposal_ratio(self, parameters: Parameters, x: Value, x_new: Value) -> Value:
+        """`log q(x|x') − log q(x'|x)`."""
+        log_prob = self.proposal.log_prob
+        if x.tangent is None and parameters.differentiate:
+            ratio = log_prob(x_new.primal, x.primal) - log_prob(x.primal, x_new.primal)
+            return Value(ratio, jnp.zeros((), ratio.dtype))
+        difference = lambda theta, x, x_new, *args: log_prob(x_new, x) - log_prob(x, x_new)
+        return parameters.evaluate(difference, x, x_new)

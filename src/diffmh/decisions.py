@@ -1,0 +1,263 @@
+"""Decisions: draws whose probabilities depend on θ, and the flips that carry their derivative.
+
+A step makes any number of them, none included. `Acceptance` is Metropolis–Hastings' accept or
+reject, `Bernoulli` and `Categorical` are draws from finitely many values (Gibbs). For a draw of
+value i with probability p_i, flipping it to j with weight w_ij is unbiased iff the net flow into
+each value is the derivative of its probability: `Σ_i p_i w_ij − p_j Σ_i w_ji = dp_j`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .values import Value
+
+Weights = Literal["two-sided", "one-sided"]
+
+
+class Decision(eqx.Module):
+    """Draws that are independent given the state before: any number of them, of one kind.
+
+    A *candidate* is a draw with another outcome. Candidates are numbered in the order of the
+    weights that `flip_weight` returns.
+    """
+
+    @property
+    @abstractmethod
+    def outcome(self) -> Array:
+        """What was drawn."""
+
+    @abstractmethod
+    def flip_weight(self, weights: Weights) -> Float[Array, "P *C"]:
+        """The weight of each candidate."""
+
+    @abstractmethod
+    def flipped(self, candidate: Int[Array, ""]) -> Array:
+        """The outcome with one draw flipped, as the candidate has it."""
+
+    @abstractmethod
+    def score(self) -> Float[Array, "P"]:
+        """`∂ log P(outcome)/∂θ`, all draws added up."""
+
+    @property
+    def count(self) -> int:
+        """How many draws there are."""
+        return self.outcome.size
+
+    @property
+    def num_candidates(self) -> int:
+        return self.count
+
+    @property
+    def num_ties(self) -> Int[Array, ""]:
+        """Draws with a derivative on an outcome of probability 0, which the score cannot see."""
+        return jnp.zeros((), int)
+
+
+def accept_probability(log_ratio: Float[Array, "*D"]) -> Float[Array, "*D"]:
+    """`α = min(1, r) = exp(min(0, log r))`, and 0 where `log r` is NaN."""
+    return jnp.where(jnp.isnan(log_ratio), 0.0, jnp.exp(jnp.minimum(0.0, log_ratio)))
+
+
+class Acceptance(Decision):
+    """Accept with probability `α = min(1, r)`: `U < α`.
+
+    Strict: a float32 uniform is exactly 0 once in 2²³ draws, and α may be 0. A NaN is never
+    accepted.
+
+    >>> import jax.numpy as jnp, diffmh
+    >>> diffmh.Acceptance.draw(jnp.array(0.4), diffmh.Value(jnp.log(0.5))).outcome
+    Array(True, dtype=bool)
+    """
+
+    accepted: Bool[Array, "*D"]
+    log_ratio: Value
+
+    @staticmethod
+    def draw(uniform: Float[Array, "*D"], log_ratio: Value) -> Acceptance:
+        return Acceptance(uniform < accept_probability(log_ratio.primal), log_ratio)
+
+    @property
+    def outcome(self) -> Bool[Array, "*D"]:
+        return self.accepted
+
+    def flip_weight(self, weights):
+        """Two-sided: `−dα` after an accept, `+dα` after a reject. One-sided, the paper's:
+        `max(0, −dα)/α` after an accept and `max(0, dα)/(1 − α)` after a reject.
+        """
+        log_gradient = self.log_accept_gradient
+        if weights == "two-sided":
+            gradient = accept_probability(self.log_ratio.primal) * log_gradient
+            return jnp.where(self.accepted, -gradient, gradient)
+        # At a tie α = 1: nothing is ever rejected, so the accept carries the weight of either sign.
+        tie = self.log_ratio.primal == 0
+        after_accept = jnp.where(tie, -log_gradient, jnp.maximum(0.0, -log_gradient))
+        return jnp.where(self.accepted, after_accept, jnp.maximum(0.0, -self.log_reject_gradient))
+
+    def flipped(self, candidate):
+        return self.accepted ^ _one(candidate, self.accepted.shape)
+
+    def score(self):
+        gradient = jnp.where(self.accepted, self.log_accept_gradient, self.log_reject_gradient)
+        return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
+
+    @property
+    def num_ties(self):
+        moves = jnp.any(self.log_accept_gradient != 0, axis=0)
+        return jnp.sum((self.log_ratio.primal == 0) & moves)
+
+    @property
+    def log_accept_gradient(self) -> Float[Array, "P *D"]:
+        """`∂ log α / ∂θ`: that of `log r` where `log r < 0`, zero where `log r > 0`, and half of
+        it at an exact tie.
+
+        The tie is what `jnp.minimum(0, log r)` differentiates to. A model whose weights are all
+        zero ties at every step: with a zero there its gradient would silently be zero.
+        """
+        log_ratio, gradient = self.log_ratio.primal, self.log_ratio.tangent
+        assert gradient is not None, "the step was taken without derivatives"
+        share = jnp.where(log_ratio < 0, 1.0, jnp.where(log_ratio == 0, 0.5, 0.0))
+        # α = 0 where the proposal lies outside the support: its log density has no derivative
+        # there, and needs none.
+        counts = (share > 0) & (log_ratio > -jnp.inf)
+        return jnp.where(counts, share.astype(gradient.dtype) * gradient, 0.0)
+
+    @property
+    def log_reject_gradient(self) -> Float[Array, "P *D"]:
+        """`∂ log(1 − α) / ∂θ = −∂ log α / expm1(−log α)`, where α < 1."""
+        odds = jnp.expm1(-jnp.minimum(0.0, self.log_ratio.primal))
+        return -self.log_accept_gradient / jnp.where(odds > 0, odds, 1.0)
+
+
+class Bernoulli(Decision):
+    """True with probability `p = 1/(1 + exp(−log_odds))`: `U < p`. Flip weights `∓dp`.
+
+    >>> import jax.numpy as jnp, diffmh
+    >>> diffmh.Bernoulli.draw(jnp.array([0.4, 0.6]), diffmh.Value(jnp.zeros(2))).outcome
+    Array([ True, False], dtype=bool)
+    """
+
+    drawn: Bool[Array, "*D"]
+    log_odds: Value
+
+    @staticmethod
+    def draw(uniform: Float[Array, "*D"], log_odds: Value) -> Bernoulli:
+        return Bernoulli(uniform < jax.nn.sigmoid(log_odds.primal), log_odds)
+
+    @property
+    def outcome(self) -> Bool[Array, "*D"]:
+        return self.drawn
+
+    @property
+    def _gradient(self) -> Float[Array, "P *D"]:
+        """`∂ log_odds`; where p is exactly 0 or 1 it may be anything, and counts for nothing."""
+        gradient = self.log_odds.tangent
+        assert gradient is not None, "the step was taken without derivatives"
+        return jnp.where(jnp.isinf(self.log_odds.primal), 0.0, gradient)
+
+    def flip_weight(self, weights):
+        p = jax.nn.sigmoid(self.log_odds.primal)
+        q = jax.nn.sigmoid(-self.log_odds.primal)
+        if weights == "two-sided":
+            gradient = p * q * self._gradient
+            return jnp.where(self.drawn, -gradient, gradient)
+        down, up = jnp.maximum(0.0, -self._gradient), jnp.maximum(0.0, self._gradient)
+        return jnp.where(self.drawn, q * down, p * up)
+
+    def flipped(self, candidate):
+        return self.drawn ^ _one(candidate, self.drawn.shape)
+
+    def score(self):
+        p = jax.nn.sigmoid(self.log_odds.primal)
+        gradient = (self.drawn - p) * self._gradient
+        return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
+
+
+class Categorical(Decision):
+    """Value j with probability `softmax(logits)_j`, by inversion of one uniform.
+
+    `logits` have the n values as their leading axis. Flip weights `λ_j − λ_i` from i to j
+    (`flow_potential`); candidate `j D + d` is draw d flipped to value j.
+
+    >>> import jax.numpy as jnp, diffmh
+    >>> diffmh.Categorical.draw(jnp.array([0.1, 0.9]), diffmh.Value(jnp.zeros((4, 2)))).outcome
+    Array([0, 3], dtype=int32)
+    """
+
+    drawn: Int[Array, "*D"]
+    logits: Value
+
+    @staticmethod
+    def draw(uniform: Float[Array, "*D"], logits: Value) -> Categorical:
+        cumulative = jnp.cumsum(jax.nn.softmax(logits.primal, axis=0), axis=0)
+        return Categorical(jnp.sum(cumulative <= uniform * cumulative[-1], axis=0), logits)
+
+    @property
+    def outcome(self) -> Int[Array, "*D"]:
+        return self.drawn
+
+    @property
+    def num_candidates(self):
+        return self.logits.primal.size
+
+    @property
+    def probabilities(self) -> Float[Array, "n *D"]:
+        return jax.nn.softmax(self.logits.primal, axis=0)
+
+    @property
+    def _slope(self) -> Float[Array, "P n *D"]:
+        """`d log p`, up to where p = 0."""
+        p, gradient = self.probabilities, self.logits.tangent
+        assert gradient is not None, "the step was taken without derivatives"
+        gradient = jnp.where(p > 0, gradient, 0.0)
+        return gradient - jnp.sum(p * gradient, axis=1, keepdims=True)
+
+    @property
+    def _here(self) -> Bool[Array, "n *D"]:
+        values = jnp.arange(self.logits.primal.shape[0])
+        return values.reshape(-1, *(1,) * self.drawn.ndim) == self.drawn
+
+    def flip_weight(self, weights):
+        p, slope = self.probabilities, self._slope
+        at_drawn = lambda array: jnp.sum(jnp.where(self._here, array, 0.0), axis=1, keepdims=True)
+        if weights == "two-sided":
+            potential = flow_potential(p, p * slope)
+            return jnp.where(self._here, 0.0, potential - at_drawn(potential))
+        # From values that lose probability to those that gain it, in proportion to the gain.
+        gain = jnp.maximum(0.0, p * slope)
+        gained = jnp.sum(gain, axis=1, keepdims=True)
+        share = gain / jnp.where(gained > 0, gained, 1.0)
+        return jnp.where(self._here, 0.0, at_drawn(jnp.maximum(0.0, -slope)) * share)
+
+    def flipped(self, candidate):
+        value, draw = candidate // self.count, candidate % self.count
+        return jnp.where(_one(draw, self.drawn.shape), value.astype(self.drawn.dtype), self.drawn)
+
+    def score(self):
+        slope = jnp.sum(jnp.where(self._here, self._slope, 0.0), axis=1)
+        return jnp.sum(slope, axis=tuple(range(1, slope.ndim)))
+
+
+def flow_potential(p: Float[Array, "n *D"], dp: Float[Array, "P n *D"]) -> Float[Array, "P n *D"]:
+    """λ with `w_ij = λ_j − λ_i`: of all unbiased flips between any two values those of least
+    second moment `Σ p_i w_ij²`.
+
+    λ solves `λ_j (1 + n p_j) = dp_j + p_j Σλ` in the gauge `Σ p λ = 0`; nothing is divided by p_j.
+    """
+    share = 1 / (1 + p.shape[0] * p)
+    total = jnp.sum(dp * share, axis=1, keepdims=True) / (1 - jnp.sum(p * share, axis=0))
+    return (dp + p * total) * share
+
+
+def _one(index: Int[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "*D"]:
+    """True at a flat index."""
+    size = 1
+    for length in shape:
+        size *= length
+    return (jnp.arange(size) == index).reshape(shape)
