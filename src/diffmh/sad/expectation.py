@@ -128,5 +128,5 @@ def value_and_jacobian(
         jax.random.fold_in(key, _PRUNE),
         analysis.num_uniforms(program),
     )
-    world, (result,) = evaluate(analysis, program, world, inputs, [True])
+    _, (result,) = evaluate(analysis, program, world, inputs, [True])
     return result.primal, result.tangents(directions.size, directions.dtype)

@@ -25,9 +25,9 @@ def evaluate(
 ) -> tuple[World, list[Value]]:
     """Runs a program. Outputs that `bank_outputs` marks are taken linearly.
 
-    `values` holds what still matters: a variable leaves it after its last use. A pending
-    alternative is settled before another may arise, before a loop or a conditional, and before
-    equation `settle_before`.
+    `values` holds what still matters: a variable leaves it after its last use. Newcomers are
+    settled before others may arise, before a loop or a conditional, and before equation
+    `settle_before`.
     """
     values = dict(zip(program.inputs, inputs, strict=True))
     last_use = _last_use(program)
@@ -35,7 +35,7 @@ def evaluate(
         interrupts = (
             equation.control is not None or equation in analysis.branching or index == settle_before
         )
-        if world.pending is not None and interrupts:
+        if world.num_lanes > world.num_slots and interrupts:
             world, values = settle(world, values)
         operands = [
             _read(world, values, *slot)
@@ -59,7 +59,7 @@ def evaluate(
         if after.births is not world.births:
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
-        world = after.replace(pinned=world.pinned)
+        world = after.with_lanes(pinned=world.lanes.pinned)
         named = zip(equation.outputs, outputs, strict=True)
         values = lasting | {
             name: bank(world, value) if name in analysis.linear else value for name, value in named

@@ -69,7 +69,7 @@ class Sampler:
             jax.random.uniform(_validate.typed_key(key), shape, dtype), *arrays, sampler=self
         )[0]
 
-    def draw(self, uniform: Array, *parameters: Array) -> Array:
+    def values(self, uniform: Array, *parameters: Array) -> Array:
         """Draws of the uniform's shape."""
         return self._each_draw(self.invert, uniform.ndim)(uniform, *parameters)
 
@@ -111,14 +111,14 @@ class Sampler:
 
 def _abstract(uniform, *parameters, sampler):
     result = jax.eval_shape(
-        sampler.draw, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (uniform, *parameters))
+        sampler.values, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (uniform, *parameters))
     )
     return [compat.shaped(result.shape, result.dtype)]
 
 
 SAMPLE = "sad_sample"
 _sample = compat.new_primitive(
-    SAMPLE, lambda *operands, sampler: [sampler.draw(*operands)], _abstract
+    SAMPLE, lambda *operands, sampler: [sampler.values(*operands)], _abstract
 )
 
 
