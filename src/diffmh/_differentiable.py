@@ -24,6 +24,21 @@ def differentiable(value, jacobian, theta, key, args):
 def _jvp(primals, tangents):
     _, jacobian, theta, key, args = primals
     *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    values, derivative = _once(jacobian, theta, key, args)
+    leaves, structure = jax.tree.flatten(theta)
+    # An unperturbed leaf has the direction `None`.
+    slots = structure.flatten_up_to(d_theta)
+    directions = [
+        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
+    ]
+    direction = ravel_pytree(directions)[0]
+    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+
+
+def _refuse_data(closed_over, d_args):
+    """Derivatives are with respect to theta alone."""
     if jax.tree.leaves(d_args):
         raise NotDifferentiable(
             "A derivative with respect to `args` was asked for: they are data. Make what you"
@@ -36,16 +51,39 @@ def _jvp(primals, tangents):
             " the program closes over. Make what you differentiate a part of `theta`, or hide it"
             " with `jax.lax.stop_gradient`."
         )
+
+
+@eqx.filter_custom_jvp
+def differentiable_by(value, surrogate, theta, key, args):
+    """`value(theta, key, args)`; the derivative is JAX's own of `surrogate(theta, key, args)`, so
+    that many parameters are differentiated backward.
+    """
+    return value(theta, key, args)
+
+
+@differentiable_by.def_jvp
+def _jvp_by(primals, tangents):
+    _, surrogate, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
-    values, derivative = _once(jacobian, theta, key, args)
     leaves, structure = jax.tree.flatten(theta)
-    # An unperturbed leaf has the direction `None`.
     slots = structure.flatten_up_to(d_theta)
     directions = [
         jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
     ]
-    direction = ravel_pytree(directions)[0]
-    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+    return _once_along(surrogate, tuple(leaves), tuple(directions), structure, key, args)
+
+
+@eqx.filter_custom_jvp
+def _once_along(surrogate, leaves, directions, structure, key, args):
+    of_theta = lambda *leaves: surrogate(structure.unflatten(leaves), key, args)
+    return jax.jvp(of_theta, leaves, directions)
+
+
+@_once_along.def_jvp
+def _refuse_second_derivative_along(primals, tangents):
+    return _refuse_second_derivative(primals, tangents)
 
 
 @eqx.filter_custom_jvp

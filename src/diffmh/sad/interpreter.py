@@ -13,6 +13,8 @@ from .values import Value, World, bank, forget, pin, settle
 
 Rule = Callable[[Analysis, World, Equation, Sequence[Value]], tuple[World, Sequence[Value]]]
 RULES: dict[str, Rule] = {}
+# In the place of a name: the rule of whatever JAX differentiates by itself.
+ANY = "any primitive"
 
 
 def evaluate(
@@ -52,7 +54,7 @@ def evaluate(
             else world
         )
         if analysis.concerns(equation):
-            after, outputs = rule(equation)(analysis, within, equation, operands)
+            after, outputs = rule(equation, world)(analysis, within, equation, operands)
         else:
             primals = equation.bind(*(value.primal for value in operands))
             after, outputs = within, [Value(primal) for primal in primals]
@@ -70,8 +72,12 @@ def evaluate(
     ]
 
 
-def rule(equation: Equation) -> Rule:
-    """The rule of an equation that a derivative depends on."""
+def rule(equation: Equation, world: World) -> Rule:
+    """The rule of an equation that a derivative depends on. In the reverse mode JAX differentiates,
+    and what has no rule of its own is evaluated.
+    """
+    if equation.primitive not in RULES and world.lanes.worth is not None:
+        return RULES[ANY]
     if equation.primitive not in RULES:
         raise NotDifferentiable(
             f"`diffmh.sad` has no rule for the primitive `{equation.primitive}`, which depends on"

@@ -66,6 +66,10 @@ BILINEAR = {"mul", "dot_general"}
 LINEAR_IN_VALUES = {"scatter-add": (0, 2), "scatter": (0, 2), "dynamic_update_slice": (0, 1)}
 
 
+def is_known(name: str) -> bool:
+    return name in SMOOTH or name in JUMPS or name in EVALUATED
+
+
 def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     """In which float operands a primitive is linear, given those that are `fixed`: the same in
     every alternative.

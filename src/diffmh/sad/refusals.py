@@ -14,12 +14,14 @@ from .propose import PROPOSE
 from .samplers import SAMPLE
 
 
-def refuse(analysis: Analysis, program: Program) -> None:
-    """Refuses programs whose derivative would be wrong."""
+def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) -> None:
+    """Refuses programs whose derivative would be wrong, and, unless JAX differentiates them itself,
+    primitives without a rule.
+    """
     defined_by = {output: equation for equation in program.equations for output in equation.outputs}
     for equation in program.equations:
         for inner in equation.inner:
-            refuse(analysis, inner)
+            refuse(analysis, inner, any_primitive)
         if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
@@ -30,7 +32,7 @@ def refuse(analysis: Analysis, program: Program) -> None:
                 " mark the last value that does."
             )
         if equation.control is None:
-            _refuse_primitive(analysis, equation, defined_by)
+            _refuse_primitive(analysis, equation, defined_by, any_primitive)
 
 
 def _refuse_condition(analysis: Analysis, loop: While) -> None:
@@ -66,7 +68,10 @@ def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> st
 
 
 def _refuse_primitive(
-    analysis: Analysis, equation: Equation, defined_by: Mapping[Variable, Equation]
+    analysis: Analysis,
+    equation: Equation,
+    defined_by: Mapping[Variable, Equation],
+    any_primitive: bool,
 ) -> None:
     name, inputs = equation.primitive, equation.inputs
     inside = compat.inner_primitives(equation)
@@ -79,7 +84,7 @@ def _refuse_primitive(
     if name == PROPOSE:
         _refuse_proposal(analysis, equation)
         return
-    if name not in primitives.SMOOTH | primitives.JUMPS | primitives.EVALUATED:
+    if not any_primitive and not primitives.is_known(name):
         raise NotDifferentiable(
             f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on"
             " theta or on a draw. Write"

@@ -15,7 +15,7 @@ from .. import values as algebra
 from .._lowering.program import Equation
 from . import primitives, thinning
 from .analysis import Analysis
-from .interpreter import RULES
+from .interpreter import ANY, RULES
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE, Sampler
@@ -30,7 +30,8 @@ def by_evaluation(
     outputs = in_alternatives(world, equation.bind, operands, outputs)
     moves = equation.primitive not in primitives.STOPPED
     if moves and any(value.tangent is not None for value in operands):
-        tangents = _tangents(world, equation.bind, operands)
+        along = _backward_twice if equation.primitive in _NO_JVP else _jvp
+        tangents = _tangents(world, equation.bind, operands, along)
         outputs = [
             Value(v.primal, tangent, v.alternative)
             for v, tangent in zip(outputs, tangents, strict=True)
@@ -76,8 +77,27 @@ def _each_lane(
     ]
 
 
+_NO_JVP = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
+
+
+def _jvp(function: Callable[..., list[Any]], points: tuple[Any, ...], direction: Any) -> list[Any]:
+    return jax.jvp(function, points, direction)[1]
+
+
+def _backward_twice(
+    function: Callable[..., list[Any]], points: tuple[Any, ...], direction: Any
+) -> list[Any]:
+    """`J v`, where only `u ↦ Jᵀu` is known: the transpose of that."""
+    outputs, pull = jax.vjp(function, *points)
+    zeros = jax.tree.map(jnp.zeros_like, outputs)
+    return jax.vjp(pull, zeros)[1](tuple(direction))[0]
+
+
 def _tangents(
-    world: World, function: Callable[..., Sequence[Any]], operands: Sequence[Value]
+    world: World,
+    function: Callable[..., Sequence[Any]],
+    operands: Sequence[Value],
+    derivative: Callable[..., list[Any]],
 ) -> list[Any]:
     """The directional derivatives along each parameter; `None` for whole numbers."""
     moving = [value.tangent is not None for value in operands]
@@ -94,7 +114,7 @@ def _tangents(
     directions = [
         value.tangent.astype(value.primal.dtype) for value in operands if value.tangent is not None
     ]
-    along = lambda *direction: jax.jvp(of_moving, at, direction)[1]
+    along = lambda *direction: derivative(of_moving, at, direction)
     found = iter(_each_lane(along, [(direction, 0) for direction in directions]))
     kinds = jax.eval_shape(function, *points)
     return [next(found) if jnp.issubdtype(kind.dtype, jnp.inexact) else None for kind in kinds]
@@ -258,6 +278,7 @@ RULES.update(
 )
 RULES.update(
     {
+        ANY: by_evaluation,
         SAMPLE: sample,
         PROPOSE: propose,
         LINEAR: lambda analysis, world, equation, operands: (world, operands),
