@@ -21,6 +21,7 @@ from .._lowering.program import Program, While
 from . import control_flow as control_flow
 from . import rules as rules
 from .analysis import Analysis, analyse
+from .hoist import hoisted
 from .interpreter import evaluate
 from .keys import refuse_shared
 from .refusals import refuse
@@ -105,6 +106,7 @@ def trace(run: Run, any_primitive: bool = False) -> Traced:
     analysis = analyse(program, program.inputs[: len(parameters)])
     refuse(analysis, program, any_primitive)
     refuse_shared(analysis, program)
+    program = hoisted(program)
     return Traced(program, analysis, parameters, [jnp.asarray(leaf) for leaf in rest])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from .interpreter import ANY, RULES
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE, Sampler
-from .values import Value, World, in_lanes, same
+from .values import Lanes, Value, World, in_lanes, same
 
 
 def by_evaluation(
@@ -136,9 +138,10 @@ def sample(
         fresh = sampler.values(*others)
         agree = [
             _by_draw(same(other, primal), fresh.ndim)
-            for other, primal in zip(others, primals, strict=True)
+            for other, primal, operand in zip(others, primals, operands, strict=True)
+            if operand.alternative is not None
         ]
-        return [jnp.where(jnp.stack(agree).all(axis=0), drawn, fresh)]
+        return [jnp.where(functools.reduce(jnp.logical_and, agree), drawn, fresh)]
 
     (value,) = in_alternatives(world, redrawn, operands, [Value(drawn)])
     if equation not in analysis.branching:
@@ -149,30 +152,46 @@ def sample(
 
 
 def _by_draw(equal: Any, ndim: int) -> Any:
-    return jnp.all(equal, axis=tuple(range(ndim, equal.ndim)))
+    return jnp.all(equal, axis=tuple(range(ndim, equal.ndim))) if equal.ndim > ndim else equal
 
 
 def _newcomers(
     world: World, sampler: Sampler, drawn: Any, operands: Sequence[Value]
 ) -> tuple[World, Any]:
     """The flips of a draw's values that are to be followed, in lanes behind the slots."""
-    parameters = [world.still(value.primal) for value in operands[1:]]
-    tangents = [value.tangents(world.num_parameters, world.weight.dtype) for value in operands[1:]]
+    count = sampler.num_candidates(drawn, [value.primal for value in operands[1:]])
+    uniform = None
+    if count > 1:
+        world, uniform = world.uniform()
+    given = [Value(value.primal, value.tangent) for value in operands[1:]]
+    lanes, newcomers = _born(sampler, world.lanes, world.running, uniform, drawn, given)
+    return world.replace(lanes=lanes), newcomers
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _born(
+    sampler: Sampler, lanes: Lanes, running: Any, uniform: Any, drawn: Any, given: Sequence[Value]
+) -> tuple[Lanes, Any]:
+    """Traced once for all draws of the same form."""
+    still = (lambda array: array) if lanes.worth is None else jax.lax.stop_gradient
+    parameters = [still(value.primal) for value in given]
+    num_parameters, dtype = lanes.weight.shape[1], lanes.weight.dtype
+    tangents = [value.tangents(num_parameters, dtype) for value in given]
     flipped, weight = sampler.candidates(drawn, parameters, tangents)
-    weight = _while_running(world, jnp.moveaxis(weight, 1, 0).astype(world.weight.dtype))
-    weight = weight.reshape(weight.shape[0], -1)
-    scale = world.lanes.scale
+    weight = _while_running(running, jnp.moveaxis(weight, 1, 0).astype(dtype))
+    weight = weight.reshape(num_parameters, -1)
+    scale, worth = lanes.scale, lanes.worth
     scale = None if scale is None else scale + jnp.sum(jnp.abs(weight), axis=1)
-    world, chosen = _choose(world.with_lanes(scale=scale), weight)
-    lanes, worth = world.lanes, world.lanes.worth
+    chosen = _choose(weight, scale, lanes.births.shape[0], uniform)
     if worth is not None:
         # Zeros, of which JAX takes the derivative.
-        moved = [(value.primal - world.still(value.primal))[None] for value in operands[1:]]
+        moved = [(value.primal - still(value.primal))[None] for value in given]
         _, born = sampler.candidates(drawn, parameters, moved)
-        born = chosen.take(_while_running(world, born).reshape(-1)) * chosen.factor
+        born = chosen.take(_while_running(running, born).reshape(-1)) * still(chosen.factor)
         worth = jnp.concatenate([worth, born.astype(worth.dtype)])
     weight = jnp.concatenate([lanes.weight, chosen.take(weight.T) * chosen.factor[:, None]])
-    return world.with_lanes(weight=weight, worth=worth), chosen.flip(drawn, flipped)
+    lanes = dataclasses.replace(lanes, weight=weight, scale=scale, worth=worth)
+    return lanes, chosen.flip(drawn, flipped)
 
 
 class _Chosen(eqx.Module):
@@ -200,25 +219,24 @@ class _Chosen(eqx.Module):
         return values.reshape(-1, *drawn.shape)
 
 
-def _while_running(world: World, weight: Any) -> Any:
+def _while_running(running: Any, weight: Any) -> Any:
     """Alternatives are born only while the primal runs."""
-    return weight if world.running is None else jnp.where(world.running, weight, 0.0)
+    return weight if running is None else jnp.where(running, weight, 0.0)
 
 
-def _choose(world: World, weight: Float[Array, "P C"]) -> tuple[World, _Chosen]:
+def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: Any) -> _Chosen:
     """At most one newcomer for each slot, in proportion to their scores."""
     count = weight.shape[1]
     if count <= 1:
-        return world, _Chosen(None, jnp.ones(count, weight.dtype))
-    world, uniform = world.uniform()
-    if world.num_slots == 1:
-        picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype), world.lanes.scale)
-        score = algebra.norm(_trees.entry(weight.T, picked.index), world.lanes.scale)
-        factor = jnp.where(score == 0, 0.0, picked.score / jnp.where(score > 0, score, 1.0))
-        return world, _Chosen(picked.index[None], factor[None])
-    scores = algebra.norm(weight, world.lanes.scale)
-    index, factor = thinning.several(scores, min(count, world.num_slots), uniform)
-    return world, _Chosen(index, factor.astype(weight.dtype))
+        return _Chosen(None, jnp.ones(count, weight.dtype))
+    if num_slots == 1:
+        picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype), scale)
+        score = algebra.norm(_trees.entry(weight.T, picked.index), scale)
+        factor = jnp.where(score == 0, 0.0, picked.score / jnp.where(score == 0, 1.0, score))
+        return _Chosen(picked.index[None], factor[None])
+    scores = algebra.norm(weight, scale)
+    index, factor = thinning.several(scores, min(count, num_slots), uniform)
+    return _Chosen(index, factor.astype(weight.dtype))
 
 
 def propose(

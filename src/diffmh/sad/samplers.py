@@ -156,11 +156,8 @@ def _up_or_down(value: Array, up: Array, down: Array) -> list[tuple[Array, Array
 
 
 def _within(parameter: Array, tangent: Array, most: float) -> Array:
-    """The tangent of a parameter that counts as the nearer end of [0, most] beyond it; NaN where it
-    is not a number.
-    """
-    inside = jnp.where((parameter < 0) | (parameter > most), 0.0, tangent)
-    return jnp.where(jnp.isfinite(parameter), inside, jnp.nan * tangent)
+    """The tangent of a parameter that counts as the nearer end of [0, most] beyond it."""
+    return jnp.where((parameter < 0) | (parameter > most), 0.0, tangent)
 
 
 # Boundary between k and k+1, with δ_k = −∂F(k) the flow across it: w(k → k+1) = δ_k/(p_k + p_{k+1})

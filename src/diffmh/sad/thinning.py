@@ -50,16 +50,20 @@ def thin(scores: Float[Array, "L"], num_slots: int, uniform: Float[Array, ""]) -
     replaced = jnp.any(takes, axis=1)
     source = jnp.where(replaced, num_slots + jnp.argmax(takes, axis=1), jnp.arange(num_slots))
     chance = jnp.where(probability > 0, probability, 1.0)[source]
-    return Kept(source, jnp.where(stays | replaced, 1 / chance, 0.0), replaced, num_lanes)
+    factor = jnp.where(stays | replaced, 1 / chance, 0.0)
+    # A derivative that is not a number must be seen.
+    factor = jnp.where(jnp.any(jnp.isnan(scores)), jnp.nan, factor)
+    return Kept(source, factor, replaced, num_lanes)
 
 
 def _one_of_two(scores: Float[Array, "2"], uniform: Float[Array, ""]) -> Kept:
     old, new = scores[:1], scores[1:]
     total = old + new
-    # An empty slot takes the newcomer even where `uniform * total` rounds up to it.
-    replaced = (uniform * total < new) | ((old == 0) & (new > 0))
+    # An empty slot takes the newcomer even where `uniform * total` rounds up to it. NaN must be
+    # seen: it takes the slot too, and is passed on.
+    replaced = (uniform * total < new) | ((old == 0) & (new != 0))
     chosen = jnp.where(replaced, new, old)
-    factor = jnp.where(chosen > 0, total / jnp.where(chosen > 0, chosen, 1.0), 0.0)
+    factor = jnp.where(chosen == 0, 0.0, total / jnp.where(chosen == 0, 1.0, chosen))
     return Kept(replaced.astype(jnp.int32), factor, replaced, 2)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -163,42 +163,55 @@ def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Val
     """Drops the alternatives that met the primal in all of `values`, which still matter, and thins
     the others to as many as there are slots.
     """
-    world = drop_recoupled(world, values.values())
+    branched = {name: value for name, value in values.items() if value.alternative is not None}
+    settled = [Value(value.primal, None, value.alternative) for value in branched.values()]
     if world.num_lanes == world.num_slots:
-        return world, values
+        return world.replace(lanes=_dropped(world.lanes, settled)), values
     world, uniform = world.uniform()
-    lanes = world.lanes
-    scores = algebra.norm(lanes.weight.T, lanes.scale)
-    kept = thinning.thin(scores, world.num_slots, uniform)
-    settled = {
-        name: value if value.alternative is None else _move(world, value, kept)
-        for name, value in values.items()
+    lanes, slots = _settled(world.lanes, settled, uniform)
+    after = {
+        name: Value(value.primal, value.tangent, slot)
+        for (name, value), slot in zip(branched.items(), slots, strict=True)
     }
-    # A derivative that is not a number must be seen.
-    factor = jnp.where(jnp.any(jnp.isnan(scores)), jnp.nan, kept.factor)
-    weight = kept.take(lanes.weight) * factor[:, None].astype(lanes.weight.dtype)
-    worth = None if lanes.worth is None else kept.take(lanes.worth) * world.still(factor)
+    return world.replace(lanes=lanes), values | after
+
+
+@jax.jit
+def _settled(
+    lanes: Lanes, values: list[Value], uniform: Float[Array, ""]
+) -> tuple[Lanes, list[Any]]:
+    """Traced once for all draws of the same form."""
+    lanes = _dropped(lanes, values)
+    num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
+    kept = thinning.thin(algebra.norm(lanes.weight.T, lanes.scale), num_slots, uniform)
+    weight = kept.take(lanes.weight) * kept.factor[:, None].astype(lanes.weight.dtype)
+    worth = lanes.worth
+    if worth is not None:
+        worth = kept.take(worth) * jax.lax.stop_gradient(kept.factor).astype(worth.dtype)
     births = lanes.births + kept.replaced
-    return world.with_lanes(weight=weight, births=births, worth=worth), settled
-
-
-def _move(world: World, value: Value, kept: thinning.Kept) -> Value:
-    """Slots that were given to newcomers now hold their values."""
-    return Value(value.primal, value.tangent, kept.take(in_lanes(value, world.num_lanes)))
+    after = dataclasses.replace(lanes, weight=weight, births=births, worth=worth)
+    return after, [kept.take(in_lanes(value, num_lanes)) for value in values]
 
 
 def drop_recoupled(world: World, values: Iterable[Value]) -> World:
     """Alternatives that agree with the primal in everything that still matters will do so for
     ever: their weight becomes 0.
     """
-    lanes = world.lanes
-    differs = [differs_in_lanes(value, world.num_lanes) for value in values]
+    branched = [Value(v.primal, None, v.alternative) for v in values if v.alternative is not None]
+    return world.replace(lanes=_dropped(world.lanes, branched))
+
+
+def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
+    num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
+    differs = [differs_in_lanes(value, num_lanes) for value in values]
     if lanes.pinned is not None:
-        pinned = lanes.pinned == lanes.births
-        differs.append(jnp.pad(pinned, (0, world.num_lanes - world.num_slots)))
-    nowhere = jnp.zeros(world.num_lanes, bool)
-    weight = algebra.drop(lanes.weight, ~functools.reduce(jnp.logical_or, differs, nowhere))
-    return world.with_lanes(weight=weight)
+        differs.append(_pad(lanes.pinned == lanes.births, num_lanes - num_slots))
+    alive = functools.reduce(jnp.logical_or, differs) if differs else jnp.zeros(num_lanes, bool)
+    return dataclasses.replace(lanes, weight=algebra.drop(lanes.weight, ~alive))
+
+
+def _pad(flags: Bool[Array, "n"], count: int) -> Bool[Array, "L"]:
+    return jnp.concatenate([flags, jnp.zeros(count, bool)]) if count else flags
 
 
 def pin(world: World, values: Iterable[Value]) -> World:
@@ -232,17 +245,16 @@ def select_slots(condition: Bool[Array, "K"], chosen: Any, other: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> Any:
-    """Element by element equal; NaN equals NaN, and keys are compared by their data."""
+    """Element by element equal; keys are compared by their data. NaN differs from everything."""
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         return jnp.all(jax.random.key_data(a) == jax.random.key_data(b), axis=-1)
-    equal = a == b
-    return equal | ((a != a) & (b != b)) if jnp.issubdtype(a.dtype, jnp.inexact) else equal
+    return a == b
 
 
 def differs_in_lanes(value: Value, num_lanes: int) -> Bool[Array, "L"]:
     """In which lanes a value is not the primal's."""
     if value.alternative is None:
         return jnp.zeros(num_lanes, bool)
-    equal = same(value.alternative, jnp.broadcast_to(value.primal, value.alternative.shape))
-    differs = ~jnp.all(equal.reshape(equal.shape[0], -1), axis=1)
-    return jnp.pad(differs, (0, num_lanes - differs.shape[0]))
+    equal = same(value.alternative, value.primal[None])
+    differs = ~jnp.all(equal, axis=tuple(range(1, equal.ndim)))
+    return _pad(differs, num_lanes - differs.shape[0])
