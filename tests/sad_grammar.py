@@ -87,9 +87,7 @@ def _statements(backend, statements, integers, floats, theta):
                 floats.append((1.0 + flags[0]) * (theta[1] + 2.0 * flags[1]))
             case "countdown":
                 # A loop that draws nothing, left at different times.
-                left, rounds = backend.countdown(i % 3)
-                integers.append(left + j)
-                floats.append(rounds * theta[0] + x)
+                integers.append(backend.countdown(i % 3) + j)
             case "add":
                 integers.append((i + 2 * j + 1) % 5)
             case "multiply":
@@ -186,11 +184,8 @@ class Traced:
         return sad.bernoulli(self.next_key(), jnp.stack(probabilities)).astype(jnp.float32)
 
     def countdown(self, start):
-        return jax.lax.while_loop(
-            lambda state: state[0] > 0,
-            lambda state: (state[0] - 1, state[1] + 1.0),
-            (jnp.asarray(start, jnp.int32), jnp.float32(0.0)),
-        )
+        start = jnp.asarray(start, jnp.int32)
+        return jax.lax.while_loop(lambda left: left > 0, lambda left: left - 1, start)
 
     def while_loop(self, body, start, most):
         def step(state):
@@ -264,7 +259,7 @@ class Enumerated:
         return [float(self.bernoulli(p)) for p in probabilities]
 
     def countdown(self, start):
-        return 0, float(start)
+        return 0
 
     def while_loop(self, body, start, most):
         total = 0.0
