@@ -31,7 +31,7 @@ from .values import Value, no_alternatives
 # Pruning draws from the program's key folded with this number, which no split of it reaches.
 _PRUNE = 0x7072756E
 # Directions along which weights are known in the reverse mode: fewer than 2 would make heavy tails.
-_PROBES = 4
+NUM_PROBES = 4
 # With more parameters than this a tangent for each costs more than a run backward.
 MOST_TANGENTS = 16
 
@@ -166,7 +166,7 @@ def backward(run: Run, num_slots: int) -> Float[Array, "F"]:
     """
     flat = ravel_pytree(run.theta)[0]
     key = jax.random.fold_in(run.key, _PRUNE + 1)
-    probes = jax.random.normal(key, (min(_PROBES, flat.size), flat.size), flat.dtype)
+    probes = jax.random.normal(key, (min(NUM_PROBES, flat.size), flat.size), flat.dtype)
     return _evaluate(run, num_slots, probes, True).primal
 
 

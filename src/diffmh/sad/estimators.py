@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -164,7 +165,9 @@ class Combined(Estimator):
     score, and the score S itself has mean zero. The coefficients of least variance, for each
     parameter and result, are fitted on other replicates: unbiased, and no worse than either.
 
-    With fewer than 32 replicates there is nothing to fit on: then it is `Alternatives`.
+    With fewer than 32 replicates there is nothing to fit on: then it is `Alternatives`. With 512 or
+    more, `.run` tries all on the first sixteenth of them and leaves out, for the others, what does
+    not pay for its time.
 
     >>> from diffmh import sad
     >>> sad.Combined(2)
@@ -195,29 +198,80 @@ class Combined(Estimator):
 
 LEAST_REPLICATES = 32
 _FOLDS = 8
+# The part of the replicates on which `.run` finds out what pays.
+_PILOT = 16
 
 
-def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"]) -> Float[Array, "P F C"]:
+class Fitted(Estimator):
+    """The score with a baseline and a multiple of itself fitted on other replicates: what is left
+    of `Combined` where alternatives do not pay.
+    """
+
+    def find(self, runs: Runs) -> Found:
+        parts = score_parts(runs)
+        return Found(parts.value, combine(parts, None), {})
+
+    def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
+        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
+        return _linear(runs, self.find(Runs(still, runs.keys, runs.reverse)))
+
+
+def pilot_size(estimator: Estimator, count: int) -> int | None:
+    """How many replicates find out what pays, if there are enough."""
+    size = count // _PILOT
+    return size if isinstance(estimator, Combined) and size >= LEAST_REPLICATES else None
+
+
+def what_pays(estimator: Combined, runs: Runs, pilot: Found) -> Estimator:
+    """The estimator of least variance times cost, by the pilot's variances. A cost is in runs of
+    the program: one for the value, one for each tangent or two for going backward, and those of the
+    lanes.
+    """
+    slots = estimator.num_alternatives
+    tangents = 2 if runs.reverse else derivative.num_parameters(runs.run.theta)
+    lanes = 1.5 * slots + (derivative.NUM_PROBES if runs.reverse else 0)
+    cost = {"combined": 2 * (1 + tangents) + lanes, "alternatives": 1 + tangents + lanes}
+    cost["score"] = 1.0 + tangents
+    variance = {name: jnp.var(j, axis=-1) for name, j in pilot.others.items()}
+    variance["combined"] = jnp.var(pilot.jacobian, axis=-1)
+    # Each parameter and result in units of the best that is known of it.
+    least = functools.reduce(jnp.minimum, variance.values())
+    relative = lambda v: jnp.mean(jnp.where(least > 0, v / jnp.where(least > 0, least, 1.0), 1.0))
+    effort = {name: float(relative(v)) * cost[name] for name, v in variance.items()}
+    best = min(effort, key=lambda name: effort[name])
+    return {"combined": estimator, "alternatives": Alternatives(slots), "score": Fitted()}[best]
+
+
+def joined(pilot: Found, rest: Found) -> Found:
+    """A pilot and the replicates after it."""
+    join = lambda a, b: jnp.concatenate([a, b], axis=-1)
+    value, jacobian = join(pilot.value, rest.value), join(pilot.jacobian, rest.jacobian)
+    return Found(value, jacobian, pilot.others)
+
+
+def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Float[Array, "P F C"]:
     """The combination of least variance, fold by fold: whatever is fitted, the baseline included,
     comes from the other folds alone.
     """
-    count = alternatives.shape[-1]
+    count = parts.path.shape[-1]
     fold = jnp.arange(count) * _FOLDS // count
-    combined = jnp.zeros_like(alternatives)
+    combined = jnp.zeros_like(parts.path)
     for number in range(_FOLDS):
-        others = (fold != number).astype(alternatives.dtype)
+        others = (fold != number).astype(combined.dtype)
         combined = jnp.where(others > 0, combined, _fitted(parts, alternatives, others))
     return combined
 
 
 def _fitted(
-    parts: ScoreParts, alternatives: Float[Array, "P F C"], chosen: Float[Array, "C"]
+    parts: ScoreParts, alternatives: Float[Array, "P F C"] | None, chosen: Float[Array, "C"]
 ) -> Float[Array, "P F C"]:
     """`G + a (A − G) + b S`, baseline and coefficients from the replicates that are `chosen`."""
     mean = lambda array: jnp.sum(array * chosen, axis=-1, keepdims=True) / jnp.sum(chosen)
     covariance = lambda a, b: mean((a - mean(a)) * (b - mean(b)))
-    score = jnp.broadcast_to(parts.score[:, None], alternatives.shape)
+    score = jnp.broadcast_to(parts.score[:, None], parts.path.shape)
     base = parts.path + score * (parts.value - mean(parts.value))
+    if alternatives is None:
+        return base + _ratio(covariance(score, base), covariance(score, score)) * score
     difference = alternatives - base
     dd, ds, ss = (
         covariance(difference, difference),
@@ -268,7 +322,8 @@ def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
         return (f"smoothed, which is biased: less the unbiased estimate {shown}, at worst",)
     if not found.others:
         return ()
-    size = lambda jacobian: float(jnp.sqrt(jnp.mean(_mean_and_error(jacobian)[1] ** 2)))
+    count = found.jacobian.shape[-1]
+    size = lambda jacobian: float(jnp.sqrt(jnp.mean(jnp.var(jacobian, axis=-1)) / count))
     alone = [f"{name} alone {size(other):.2g}" for name, other in found.others.items()]
     return (f"gradient error {size(found.jacobian):.2g}; " + ", ".join(alone),)
 

@@ -22,7 +22,18 @@ from ..expectation import Differentiable
 from ..report import Report, RunChains
 from . import derivative
 from .derivative import Run
-from .estimators import Alternatives, Combined, Estimator, Found, Runs, disagreement, notes
+from .estimators import (
+    Alternatives,
+    Combined,
+    Estimator,
+    Found,
+    Runs,
+    disagreement,
+    joined,
+    notes,
+    pilot_size,
+    what_pays,
+)
 
 
 class Expectation(Differentiable):
@@ -80,8 +91,8 @@ class Expectation(Differentiable):
                 "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
                 " instead."
             )
-        runs = Runs(run, jax.random.split(run.key, self.num_chains), self._backward(run))
-        found: Found = _find(self.of_many, runs)
+        keys = jax.random.split(run.key, self.num_chains)
+        found = find(self.of_many, Runs(run, keys, self._backward(run)))
         return RunChains(
             jax.vmap(run.unflatten(), in_axes=-1),
             run.theta,
@@ -134,6 +145,16 @@ class Expectation(Differentiable):
         array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
         args, options = jax.tree.map(array, (args, options))
         return Run(self.program, theta, key, args, options)
+
+
+def find(estimator: Estimator, runs: Runs) -> Found:
+    """Each replicate's value and derivative; after a pilot, if there are many."""
+    size = pilot_size(estimator, runs.keys.shape[0])
+    if size is None or not isinstance(estimator, Combined):
+        return _find(estimator, runs)
+    pilot = _find(estimator, Runs(runs.run, runs.keys[:size], runs.reverse))
+    rest = Runs(runs.run, runs.keys[size:], runs.reverse)
+    return joined(pilot, _find(what_pays(estimator, runs, pilot), rest))
 
 
 @eqx.filter_jit
