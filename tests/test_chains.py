@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import pathlib
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from equinox.internal import unvmap_any
 
 import diffmh
 from diffmh._lowering.chains import over_chains
@@ -50,6 +55,17 @@ FUNCTIONS = {
         TABLE[-1],
     ),
     "a slice anywhere": lambda x: jax.lax.dynamic_slice(x, (jnp.int32(1), jnp.int32(2)), (2, 2)),
+    "a slice that begins too early or too late": lambda x: [
+        jax.lax.dynamic_slice(x, (jnp.int32(i), jnp.int32(0)), (2, 2), allow_negative_indices=False)
+        for i in (-1, 5)
+    ],
+    "padded with what differs": lambda x: jax.lax.pad(x, x[0, 0], ((1, 0, 1), (0, 2, 0))),
+    "an update too early": lambda x: jax.lax.dynamic_update_slice(
+        jnp.zeros((3, 4)),
+        x[:2, :2],
+        (jnp.int32(-1), jnp.int32(2)),
+        allow_negative_indices=False,
+    ),
     "an update anywhere": lambda x: jax.lax.dynamic_update_slice(
         jnp.zeros((3, 4)), x[:2, :2], (jnp.int32(1), jnp.int32(2))
     ),
@@ -80,6 +96,25 @@ def test_over_chains_is_vmap(name):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_only_compat_reads_jaxs_parameters():
+    """Elsewhere `equation.params` is asked for what our own primitives put there, and nothing
+    else.
+    """
+    ours = {"sampler", "form", "batches"}
+    root = pathlib.Path(diffmh.__file__).parent
+    for file in set(root.rglob("*.py")) - {root / "_lowering" / "compat.py"}:
+        tree = ast.parse(file.read_text())
+        reads = {n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "params"}
+        named = {
+            n.value
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Subscript)
+            and isinstance(n.slice, ast.Constant)
+            and n.slice.value in ours
+        }
+        assert reads <= named, f"{file} reads parameters of a jaxpr"
 
 
 def test_chains_stay_last():
@@ -143,6 +178,71 @@ def test_draws_over_chains_are_jaxs(name):
     wanted = jax.vmap(lambda key: bare(RANDOM[name](key)), out_axes=-1)(keys)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def refusing(limit):
+    """N(θ, 1), whose density raises beyond a limit."""
+
+    def log_density(theta, x):
+        x = eqx.error_if(x, jnp.abs(x) > limit, "x is too far out")
+        return -0.5 * (x - theta) ** 2
+
+    return diffmh.expectation(
+        lambda theta, x: x,
+        diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.38)),
+        init=0.0,
+        num_samples=20,
+        num_chains=8,
+    )
+
+
+def test_errors_that_are_not_true_do_not_raise():
+    key = jax.random.key(0)
+    found = jax.value_and_grad(refusing(1e6))(0.5, key)
+    wanted = jax.value_and_grad(refusing(jnp.inf))(0.5, key)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(Exception, match="too far out"):
+        jax.block_until_ready(jax.value_and_grad(refusing(1.0))(0.5, key))
+
+
+@pytest.mark.parametrize("worst, raises", [(9.0, False), (11.0, True)])
+def test_errors_of_some_chains_raise(worst, raises):
+    """In a common branch, in a loop, and by themselves, wherever only one chain errs."""
+
+    def function(x):
+        check = lambda x: eqx.error_if(x, x > 10, "one is too large")
+        x = jax.lax.cond(WEIGHTS[0, 0] > -9, check, lambda x: x, x)
+        return jax.lax.fori_loop(0, 3, lambda i, x: check(x), x)
+
+    mapped = eqx.filter_jit(over_chains(function))
+    x = jnp.array([1.0, worst, 2.0])
+    if raises:
+        with pytest.raises(Exception, match="one is too large"):
+            jax.block_until_ready(mapped(x))
+    else:
+        np.testing.assert_array_equal(mapped(x), x)
+
+
+def test_effects_are_not_left_out():
+    """What a chain prints is printed for each; what is the same for all, once."""
+    seen = []
+
+    def function(x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x)
+        jax.debug.callback(lambda x: seen.append(float(x)), WEIGHTS[0, 0])
+        return x + 1
+
+    jax.block_until_ready(jax.jit(over_chains(function))(jnp.arange(4.0)))
+    jax.effects_barrier()
+    assert sorted(seen) == sorted([0.0, 1.0, 2.0, 3.0, float(WEIGHTS[0, 0])])
+
+
+def test_what_vmap_does_not_map_stays_common():
+    """The result of a primitive that looks at all chains at once is one, not one each."""
+    common = lambda x: jax.lax.cond(unvmap_any(x > 2), lambda x: -x, lambda x: x, x)
+    text = str(jax.make_jaxpr(over_chains(common))(jnp.arange(4.0)))
+    assert "cond" in text and "select_n" not in text
+    np.testing.assert_array_equal(over_chains(common)(jnp.arange(4.0)), -jnp.arange(4.0))
 
 
 def test_keys_of_other_kinds():

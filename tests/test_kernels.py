@@ -1,8 +1,5 @@
-"""Cycle, Repeat and On against the exact oracle, and a user's own block kernel on the same
-bookkeeping.
-"""
+"""Cycle, Repeat and On against the exact oracle."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +8,8 @@ from oracles import derivative, finite_chain_mean, ising_sweep, transition_matri
 from statistics_ import assert_unbiased
 
 import diffmh
-from diffmh.kernel import State, Step, accept
-from diffmh.parameters import Parameters, without_gradients
+from diffmh.parameters import Parameters
+from diffmh.values import without_tangents
 
 GRID, LABELS = 5, 3
 
@@ -124,114 +121,8 @@ def test_forgetting_changes_nothing():
         np.testing.assert_array_equal(a, b)
 
 
-class TwoColours(diffmh.AcceptReject):
-    """A user's block kernel: on a ring of spins all sites of one parity decide at once, each
-    proposed ±1 with probability ½.
-    """
-
-    parity: int = eqx.field(static=True)
-
-    def log_density(self, theta, x):
-        return theta[0] * jnp.sum(x * jnp.roll(x, 1)) + theta[1] * jnp.sum(x)
-
-    def start(self, parameters, x):
-        return State(x, None)
-
-    def noise(self, key, x, num_steps):
-        key_spin, key_accept = jax.random.split(key)
-        shape = (num_steps, x.shape[0] // 2)
-        return jax.random.rademacher(key_spin, shape, x.dtype), jax.random.uniform(
-            key_accept, shape
-        )
-
-    def coupling_noise(self, key, x, num_steps):
-        return None
-
-    def _decide(self, parameters, x, noise):
-        spins, uniform = noise
-        mine = x[self.parity :: 2]
-        neighbours = (jnp.roll(x, 1) + jnp.roll(x, -1))[self.parity :: 2]
-        log_ratio = parameters.evaluate(
-            lambda theta, mine, n: (spins - mine) * (theta[0] * n + theta[1]), mine, neighbours
-        )
-        accepted = accept(uniform, log_ratio.value)
-        return x.at[self.parity :: 2].set(jnp.where(accepted, spins, mine)), accepted, log_ratio
-
-    def step(self, parameters, state, noise):
-        after, accepted, log_ratio = self._decide(parameters, state.x, noise)
-        proposed = State(state.x.at[self.parity :: 2].set(noise[0]), None)
-        return Step(state, proposed, State(after, None), accepted, log_ratio)
-
-    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        return State(self._decide(parameters, alternative.x, noise)[0], None)
-
-    def flipped(self, step, index):
-        site = 2 * index + self.parity
-        other = jnp.where(step.accepted[index], step.before.x[site], step.proposed.x[site])
-        return State(step.after.x.at[site].set(other), None)
-
-    @property
-    def remembers(self):
-        return None
-
-    def forgetful(self):
-        return self
-
-
-def ring_oracle(sites, num_samples):
-    spins = np.array(
-        [[1 - 2 * ((state >> k) & 1) for k in range(sites)] for state in range(2**sites)]
-    )
-    pairs, field = np.sum(spins * np.roll(spins, 1, axis=1), axis=1), spins.sum(axis=1)
-    observed = np.stack([spins.mean(axis=1), pairs, spins[:, 0] * spins[:, 2]], axis=1).astype(
-        float
-    )
-
-    def mean(theta):
-        log_density = theta[0] * pairs + theta[1] * field
-        step = np.eye(2**sites, dtype=complex)
-        for site in (*range(0, sites, 2), *range(1, sites, 2)):
-            flipped = np.arange(2**sites) ^ (1 << site)
-            ratio = log_density[flipped] - log_density
-            share = np.where(ratio.real < 0, 1.0, np.where(ratio.real == 0, 0.5, 0.0))
-            move = 0.5 * np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * share * ratio.imag)
-            step = step * (1 - move) + (step * move)[:, flipped]
-        return finite_chain_mean(step, 0, observed, num_samples, 0)
-
-    return mean
-
-
-@pytest.mark.parametrize("alternatives", [1, 3])
-def test_block_kernel(alternatives):
-    """Many decisions per step, on the bookkeeping that serves one."""
-    observed = lambda theta, x: jnp.stack(
-        [jnp.mean(x * 1.0), jnp.sum(x * jnp.roll(x, 1)) * 1.0, x[0] * x[2] * 1.0]
-    )
-    expectation = diffmh.expectation(
-        observed,
-        diffmh.Cycle(TwoColours(0), TwoColours(1)),
-        init=jnp.ones(6, int),
-        num_samples=4,
-        num_chains=40_000,
-        estimator=diffmh.StochasticDerivative(alternatives=alternatives),
-    )
-    theta = jnp.array([0.3, 0.15])
-    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(32))
-    assert_unbiased(found, derivative(ring_oracle(6, 4), np.array(theta))[1])
-
-
-def test_score_of_a_block_kernel():
-    expectation = diffmh.expectation(
-        lambda theta, x: jnp.mean(x * 1.0),
-        diffmh.Cycle(TwoColours(0), TwoColours(1)),
-        init=jnp.ones(6, int),
-        num_samples=4,
-        num_chains=40_000,
-        estimator=diffmh.Score("other chains"),
-    )
-    theta = jnp.array([0.3, 0.15])
-    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(33))
-    assert_unbiased(found, derivative(ring_oracle(6, 4), np.array(theta))[1][0])
+def ring_log_density(theta, x):
+    return theta[0] * jnp.sum(x * jnp.roll(x, 1)) + theta[1] * jnp.sum(x)
 
 
 def test_covariance_at_stationarity():
@@ -250,7 +141,7 @@ def test_covariance_at_stationarity():
     table, log_weights = jnp.asarray(spins), jnp.log(jnp.asarray(weights))
     expectation = diffmh.expectation(
         lambda theta, x: jnp.sum(x * jnp.roll(x, 1)) * 1.0,
-        diffmh.Cycle(TwoColours(0), TwoColours(1)),
+        diffmh.Repeat(diffmh.MetropolisHastings(ring_log_density, diffmh.SpinFlip()), 4),
         init=lambda key: table[jax.random.categorical(key, log_weights)],
         num_samples=20,
         num_chains=20_000,
@@ -268,7 +159,7 @@ def test_alternatives_carry_no_gradients():
         lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0)
     )
     state = kernel.start(Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True), jnp.array(0.0))
-    assert state.memory.gradient is not None and without_gradients(state).memory.gradient is None
+    assert state.memory.tangent is not None and without_tangents(state).memory.tangent is None
 
 
 def test_ising_sweep_is_stochastic():

@@ -2,6 +2,8 @@
 finite chain.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,8 @@ from oracles import derivative, finite_chain_mean, transition_matrix
 from statistics_ import assert_unbiased, is_caught
 
 import diffmh
-from diffmh import alternatives, kernel
-from diffmh.estimators import stochastic_derivative
+from diffmh import alternatives, values
+from diffmh.decisions import accept_probability
 
 PROBLEM = random_problem(3)
 LENGTH = dict(num_samples=8, burn_in=3)
@@ -46,36 +48,27 @@ class CopiesTheProposal(diffmh.Coupling):
 
 
 def wrong_sign_after_a_reject(patch):
-    patch(
-        stochastic_derivative,
-        "flip_weight",
-        lambda step, weights: -step.accept_probability * step.log_accept_gradient,
-    )
+    def wrong(self, weights):
+        return -accept_probability(self.log_ratio.primal) * self.log_accept_gradient
+
+    patch(diffmh.Acceptance, "flip_weight", wrong)
 
 
 def pruning_reuses_the_accept_uniform(patch):
-    right = diffmh.StochasticDerivative.advance
+    right = alternatives.advance
 
-    def wrong(self, parameters, kernel, step, memory, noise, own):
-        return right(
-            self,
-            parameters,
-            kernel,
-            step,
-            memory,
-            noise,
-            stochastic_derivative.OwnNoise(own.coupling, noise.uniform),
-        )
+    def wrong(slots, at, coupling_noise, uniform, weights):
+        return right(slots, at, coupling_noise, at.noise.uniform, weights)
 
-    patch(diffmh.StochasticDerivative, "advance", wrong)
+    patch(alternatives, "advance", wrong)
 
 
 def born_at_the_alternative(patch):
     right = alternatives.prune
 
-    def wrong(kernel, step, slots, candidate, uniform):
-        pruned, born = right(kernel, step, slots, candidate, uniform)
-        return alternatives.Alternatives(slots.state, pruned.weight), born
+    def wrong(slots, at, candidates, uniform):
+        pruned, born = right(slots, at, candidates, uniform)
+        return dataclasses.replace(pruned, state=slots.state), born
 
     patch(alternatives, "prune", wrong)
 
@@ -84,10 +77,10 @@ def alternative_copies_the_decision(patch):
     right = diffmh.MetropolisHastings.coupled_step
 
     def wrong(self, parameters, step, alternative, noise, coupling_noise):
-        agreed = jnp.where(step.accepted, -1.0, 2.0)  # a uniform below, or above, every α
-        return right(
-            self, parameters, step, alternative, type(noise)(noise.proposal, agreed), coupling_noise
-        )
+        # A uniform below, or above, every α.
+        agreed = jnp.where(step.decisions[0].accepted, -1.0, 2.0)
+        noise = type(noise)(noise.proposal, agreed)
+        return right(self, parameters, step, alternative, noise, coupling_noise)
 
     patch(diffmh.MetropolisHastings, "coupled_step", wrong)
 
@@ -95,9 +88,9 @@ def alternative_copies_the_decision(patch):
 def keeps_the_heavier(patch):
     right = alternatives.prune
 
-    def wrong(kernel, step, slots, candidate, uniform):
-        heavier = alternatives.norm(candidate) > jnp.min(slots.score)
-        return right(kernel, step, slots, candidate, jnp.where(heavier, 0.0, 1.0))
+    def wrong(slots, at, candidates, uniform):
+        heavier = values.norm(candidates, slots.scale) > jnp.min(slots.score)
+        return right(slots, at, candidates, jnp.where(heavier, 0.0, 1.0))
 
     patch(alternatives, "prune", wrong)
 
@@ -109,24 +102,23 @@ def divides_by_one_less(patch):
 def keeps_the_weight_after_a_birth(patch):
     right = alternatives.prune
 
-    def wrong(kernel, step, slots, candidate, uniform):
-        pruned, born = right(kernel, step, slots, candidate, uniform)
-        return alternatives.Alternatives(
-            pruned.state, jnp.where(born[:, None], candidate[None], slots.weight)
-        ), born
+    def wrong(slots, at, candidates, uniform):
+        pruned, born = right(slots, at, candidates, uniform)
+        weight = jnp.where(born[:, None], candidates[None], slots.weight)
+        return dataclasses.replace(pruned, weight=weight), born
 
     patch(alternatives, "prune", wrong)
 
 
 def forgets_that_f_depends_on_theta(patch):
-    patch(stochastic_derivative, "explicit", lambda value: 0.0)
+    patch(diffmh.Observation, "explicit", 0.0)
 
 
 def accepts_with_its_own_uniform_but_never_drops(patch):
     """Fresh uniforms for the alternative are unbiased only while met chains are dropped for
     good: here they are not, and part.
     """
-    patch(alternatives, "drop_recoupled", lambda slots, primal: slots)
+    patch(alternatives, "drop_recoupled", lambda slots, at: slots)
     right = diffmh.MetropolisHastings.coupled_step
 
     def wrong(self, parameters, step, alternative, noise, coupling_noise):
@@ -185,14 +177,11 @@ def test_wrong_share_at_ties_is_caught(share, monkeypatch):
     assert_unbiased(run(tied), exact(tied, **LENGTH))
 
     def wrong(self):
-        return (
-            jnp.where(
-                self.log_ratio.value < 0, 1.0, jnp.where(self.log_ratio.value == 0, share, 0.0)
-            )
-            * self.log_ratio.gradient
-        )
+        log_ratio = self.log_ratio.primal
+        counted = jnp.where(log_ratio < 0, 1.0, jnp.where(log_ratio == 0, share, 0.0))
+        return counted * self.log_ratio.tangent
 
-    monkeypatch.setattr(kernel.Step, "log_accept_gradient", property(wrong))
+    monkeypatch.setattr(diffmh.Acceptance, "log_accept_gradient", property(wrong))
     assert is_caught(run(tied), exact(tied, **LENGTH))
 
 

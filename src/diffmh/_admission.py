@@ -51,15 +51,16 @@ def admit(
     """
     num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
     simulation.estimator.refuse(simulation.kernel, num_parameters, simulation.lag)
-    starts = jax.eval_shape(simulation.starts, key)
+    starts = jax.eval_shape(simulation.starts, compat.forms(key))
     _validate.state(starts, "what `init(key)` returns")
     x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), starts)
     theta = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
 
     _check_densities(simulation, theta, x, args)
-    f = lambda theta, x: _validate.numbers(simulation.f(theta, x, *args), "`f`")
-    value = _check_observable(jax.eval_shape(f, theta, x))
-    f_depends_on_theta = compat.depends_on(f, theta, x)
+    places = (x, x) if simulation.lag else (x,)
+    f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
+    value = _check_observable(jax.eval_shape(f, theta, places))
+    f_depends_on_theta = compat.depends_on(f, theta, places)
     if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
             "`log_density` does not depend on `theta` in a way that moves the distribution of x"

@@ -162,7 +162,7 @@ def flipped(at: Transition, candidate: Int[Array, ""]) -> State:
 def differences(slots: Alternatives, function, primal: Array) -> Float[Array, "P F"]:
     """`Σ_k W_k ⊗ (f(y_k) − f(x))`, `function` being f of a place."""
     at_alternatives = values.each_slot(function, (slots.state.x, slots.past))
-    return values.weighted(slots.weight, slots.alive, at_alternatives - primal)
+    return values.weighted(slots.weight, slots.alive, at_alternatives - primal[None])
 
 
 def remember(past: Value, x: Value) -> Value:

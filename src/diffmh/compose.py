@@ -113,9 +113,12 @@ def pseudo_values(phi: Callable[..., PyTree], theta: PyTree, values: tuple[PyTre
     """The jackknife's pseudo-values of `φ(θ, mean of values)`, chains leading as in `values`."""
     num_chains = jax.tree.leaves(values)[0].shape[0]
     mean = lambda leaf: jnp.mean(leaf, axis=0)
-    others = lambda leaf: mean(leaf) + (mean(leaf) - leaf) / (num_chains - 1)
+    others = lambda leaf: mean(leaf)[None] + (mean(leaf)[None] - leaf) / (num_chains - 1)
     whole = phi(theta, *jax.tree.map(mean, values))
     without = jax.vmap(lambda m: phi(theta, *m))(jax.tree.map(others, values))
-    return jax.tree.map(
-        lambda all_, but_one: all_ + (num_chains - 1) * (all_ - but_one), whole, without
-    )
+
+    def pseudo(whole, without):
+        whole = jnp.expand_dims(whole, 0)
+        return whole + (num_chains - 1) * (whole - without)
+
+    return jax.tree.map(pseudo, whole, without)

@@ -93,7 +93,7 @@ class Acceptance(Decision):
         """
         log_gradient = self.log_accept_gradient
         if weights == "two-sided":
-            gradient = accept_probability(self.log_ratio.primal) * log_gradient
+            gradient = accept_probability(self.log_ratio.primal)[None] * log_gradient
             return jnp.where(self.accepted, -gradient, gradient)
         # At a tie α = 1: nothing is ever rejected, so the accept carries the weight of either sign.
         tie = self.log_ratio.primal == 0
@@ -126,13 +126,13 @@ class Acceptance(Decision):
         # α = 0 where the proposal lies outside the support: its log density has no derivative
         # there, and needs none.
         counts = (share > 0) & (log_ratio > -jnp.inf)
-        return jnp.where(counts, share.astype(gradient.dtype) * gradient, 0.0)
+        return jnp.where(counts, share.astype(gradient.dtype)[None] * gradient, 0.0)
 
     @property
     def log_reject_gradient(self) -> Float[Array, "P *D"]:
         """`∂ log(1 − α) / ∂θ = −∂ log α / expm1(−log α)`, where α < 1."""
         odds = jnp.expm1(-jnp.minimum(0.0, self.log_ratio.primal))
-        return -self.log_accept_gradient / jnp.where(odds > 0, odds, 1.0)
+        return -self.log_accept_gradient / jnp.where(odds > 0, odds, 1.0)[None]
 
 
 class Bernoulli(Decision):
@@ -165,17 +165,17 @@ class Bernoulli(Decision):
         p = jax.nn.sigmoid(self.log_odds.primal)
         q = jax.nn.sigmoid(-self.log_odds.primal)
         if weights == "two-sided":
-            gradient = p * q * self._gradient
+            gradient = (p * q)[None] * self._gradient
             return jnp.where(self.drawn, -gradient, gradient)
         down, up = jnp.maximum(0.0, -self._gradient), jnp.maximum(0.0, self._gradient)
-        return jnp.where(self.drawn, q * down, p * up)
+        return jnp.where(self.drawn, q[None] * down, p[None] * up)
 
     def flipped(self, candidate):
         return self.drawn ^ _one(candidate, self.drawn.shape)
 
     def score(self):
         p = jax.nn.sigmoid(self.log_odds.primal)
-        gradient = (self.drawn - p) * self._gradient
+        gradient = (self.drawn - p)[None] * self._gradient
         return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
 
 
@@ -196,7 +196,8 @@ class Categorical(Decision):
     @staticmethod
     def draw(uniform: Float[Array, "*D"], logits: Value) -> Categorical:
         cumulative = jnp.cumsum(jax.nn.softmax(logits.primal, axis=0), axis=0)
-        return Categorical(jnp.sum(cumulative <= uniform * cumulative[-1], axis=0), logits)
+        below = cumulative <= (uniform * cumulative[-1])[None]
+        return Categorical(jnp.sum(below, axis=0), logits)
 
     @property
     def outcome(self) -> Int[Array, "*D"]:
@@ -216,21 +217,21 @@ class Categorical(Decision):
         p, gradient = self.probabilities, self.logits.tangent
         assert gradient is not None, "the step was taken without derivatives"
         gradient = jnp.where(p > 0, gradient, 0.0)
-        return gradient - jnp.sum(p * gradient, axis=1, keepdims=True)
+        return gradient - jnp.sum(p[None] * gradient, axis=1, keepdims=True)
 
     @property
     def _here(self) -> Bool[Array, "n *D"]:
         values = jnp.arange(self.logits.primal.shape[0])
-        return values.reshape(-1, *(1,) * self.drawn.ndim) == self.drawn
+        return values.reshape(-1, *(1,) * self.drawn.ndim) == self.drawn[None]
 
     def flip_weight(self, weights):
         p, slope = self.probabilities, self._slope
         at_drawn = lambda array: jnp.sum(jnp.where(self._here, array, 0.0), axis=1, keepdims=True)
         if weights == "two-sided":
-            potential = flow_potential(p, p * slope)
+            potential = flow_potential(p, p[None] * slope)
             return jnp.where(self._here, 0.0, potential - at_drawn(potential))
         # From values that lose probability to those that gain it, in proportion to the gain.
-        gain = jnp.maximum(0.0, p * slope)
+        gain = jnp.maximum(0.0, p[None] * slope)
         gained = jnp.sum(gain, axis=1, keepdims=True)
         share = gain / jnp.where(gained > 0, gained, 1.0)
         return jnp.where(self._here, 0.0, at_drawn(jnp.maximum(0.0, -slope)) * share)
@@ -250,8 +251,10 @@ def flow_potential(p: Float[Array, "n *D"], dp: Float[Array, "P n *D"]) -> Float
 
     λ solves `λ_j (1 + n p_j) = dp_j + p_j Σλ` in the gauge `Σ p λ = 0`; nothing is divided by p_j.
     """
-    share = 1 / (1 + p.shape[0] * p)
-    total = jnp.sum(dp * share, axis=1, keepdims=True) / (1 - jnp.sum(p * share, axis=0))
+    p = p[None]
+    share = 1 / (1 + p.shape[1] * p)
+    left = 1 - jnp.sum(p * share, axis=1, keepdims=True)
+    total = jnp.sum(dp * share, axis=1, keepdims=True) / left
     return (dp + p * total) * share
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import differentiable
+from ._sharding import check_mesh
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
 from .report import Report, RunChains, report
@@ -134,6 +136,7 @@ def expectation(
     num_chains: int = 16,
     lag: int = 0,
     estimator: Estimator | None = None,
+    mesh: Mesh | None = None,
 ) -> Expectation:
     """The expectation of `f` under a kernel's chain, as a function `(theta, key, *args)` that JAX
     differentiates without bias.
@@ -143,12 +146,16 @@ def expectation(
 
     **Arguments**
 
-    - `f(theta, x, *args)`: a pytree of real arrays.
+    - `f(theta, x, *args)`: a pytree of real arrays; with `lag=L` it is
+      `f(theta, x_earlier, x, *args)`, `x_earlier` being the state L steps back (before the start,
+      the start): autocovariances, squared jump distances.
     - `kernel`: a `Kernel`, such as `MetropolisHastings(log_density, proposal)`.
     - `init`: the start state, or a function `key -> state` for a random one.
     - `num_samples`, `burn_in`: steps counted, and steps before them. Memory grows with neither.
     - `num_chains`: independent chains, which give the error.
     - `estimator`: `StochasticDerivative()` if left out; `Score()`; `Covariance()`.
+    - `mesh`: a `jax.sharding.Mesh` whose axis `chains` shares out the chains over its devices. The
+      numbers do not depend on how many there are.
 
     **Returns** an `Expectation`: call it with `(theta, key, *args)` for the value, differentiate
     that call with any of JAX's transformations, or call `.run` for value and gradient with their
@@ -166,8 +173,6 @@ def expectation(
     >>> round(float(value), 1), round(float(gradient), 1)                # exactly 0.5 and 1
     (0.5, 1.0)
     """
-    if lag != 0:
-        raise NotImplementedError(f"`expectation(lag=...)` must be 0 for now, got {lag!r}.")
     estimator = StochasticDerivative() if estimator is None else estimator
     where = "expectation(f, kernel, ...)"
     simulation = Simulation(
@@ -178,6 +183,8 @@ def expectation(
         num_samples=_validate.count(num_samples, "num_samples=..."),
         burn_in=_validate.count(burn_in, "burn_in=...", least=0),
         num_chains=_validate.count(num_chains, "num_chains=..."),
+        lag=_validate.count(lag, "lag=...", least=0),
+        mesh=None if mesh is None else check_mesh(mesh, num_chains),
     )
     return Expectation(simulation)
 

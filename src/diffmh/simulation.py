@@ -19,11 +19,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
+from ._lowering.manual import varying
+from ._sharding import over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
 from .counts import Silent, Watch
@@ -52,6 +55,12 @@ class Simulation(eqx.Module):
     num_chains: int = eqx.field(static=True)
     lag: int = eqx.field(static=True, default=0)
     f_depends_on_theta: bool = eqx.field(static=True, default=True)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
+    keys: Key[Array, "C 2"] | None = None
+
+    def share(self, keys: Key[Array, "C 2"]) -> Simulation:
+        """The chains of these keys only, where this is traced."""
+        return dataclasses.replace(self, keys=keys, num_chains=keys.shape[0], mesh=None)
 
     def plain(self) -> Simulation:
         """The same chains, with no derivative."""
@@ -70,8 +79,13 @@ class Simulation(eqx.Module):
         return jax.tree.map(last, _trees.strong(self.init))
 
     def chain_keys(self, key: Key[Array, ""]) -> Key[Array, "C 2"]:
-        """For each chain a key for its start and one for its steps."""
-        return jax.vmap(jax.random.split)(jax.random.split(key, self.num_chains))
+        """For each chain a key for its start and one for its steps. Asked for again in every
+        block, which is no reuse: the steps' are folded with the block's number.
+        """
+        if self.keys is not None:
+            return jax.random.clone(self.keys)
+        keys = jax.random.split(jax.random.clone(key), self.num_chains)
+        return jax.vmap(jax.random.split)(keys)
 
     def observable(self, parameters: Parameters, x: PyTree | Value, past: Value | None) -> Value:
         """`f(θ, x)`, or `f(θ, x_earlier, x)`, flattened to shape (F,); with its derivative at fixed
@@ -269,8 +283,11 @@ class Loop(eqx.Module):
         return step
 
     def _kept(self, parameters: Parameters, tree: PyTree) -> PyTree:
-        """Large states are computed once; a compiler would compute them anew for each use."""
-        if sum(leaf.size for leaf in jax.tree.leaves(self.one)) <= _SMALL:
+        """Large states, and those between the updates of a cycle, are computed once; a compiler
+        would compute them anew for each use, in a cycle for each use of each use.
+        """
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.one))
+        if size <= _SMALL and len(self.simulation.kernel.updates()) == 1:
             return tree
         return rounding.whole(tree, parameters.never[0])
 
@@ -350,8 +367,21 @@ def run(
     diagnose: bool = False,
 ) -> Outcome:
     """Runs the chains for `burn_in + num_samples` steps and averages over the last
-    `num_samples`.
+    `num_samples`; each device of the mesh, if there is one, runs its share of them.
     """
+    if simulation.mesh is None:
+        return _run(simulation, theta, key, args, differentiate, diagnose)
+    arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
+
+    def on_device(keys, arrays):
+        simulation, theta, key, args = eqx.combine(arrays, static)
+        return _run(simulation.share(keys), theta, key, args, differentiate, diagnose)
+
+    return over_shards(on_device, simulation.mesh, simulation.chain_keys(key), arrays)
+
+
+@varying
+def _run(simulation: Simulation, theta, key, args, differentiate: bool, diagnose: bool) -> Outcome:
     loop = Loop(simulation, theta, key, args, differentiate, diagnose)
     block = lambda index, progress: loop.block(index, progress)
     progress = jax.lax.fori_loop(0, loop.num_blocks, block, loop.start())

@@ -76,9 +76,9 @@ def norm(
     if vector.shape[0] == 1:
         return jnp.abs(vector[0])
     if scale is None:
-        largest = jnp.max(jnp.abs(vector), axis=0)
+        largest = jnp.max(jnp.abs(vector), axis=0, keepdims=True)
         unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-        return unit * jnp.sqrt(jnp.sum((vector / unit) ** 2, axis=0))
+        return unit[0] * jnp.sqrt(jnp.sum((vector / unit) ** 2, axis=0))
     unit = jnp.where(scale > 0, scale, 1.0).reshape(-1, *(1,) * (vector.ndim - 1))
     return jnp.sqrt(jnp.sum((vector / unit) ** 2, axis=0))
 
@@ -101,7 +101,7 @@ def weighted(
     flat = jnp.where(alive[:, None], difference.reshape(difference.shape[0], -1), 0.0)
     # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of
     # thousands of chains.
-    terms = [w[:, None] * change for w, change in zip(weight, flat, strict=True)]
+    terms = [w[:, None] * change[None] for w, change in zip(weight, flat, strict=True)]
     return functools.reduce(jnp.add, terms).reshape(weight.shape[1], *difference.shape[1:])
 
 

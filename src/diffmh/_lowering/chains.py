@@ -4,7 +4,8 @@ operation in between.
 `jax.vmap(function, -1, -1)` means the same, but its rules bring the mapped axis to the front, and
 the compiler then lays small states out with the chains apart in memory. Here neighbouring chains
 are neighbours in memory whatever a state's shape, so that each operation is vectorised over them.
-An operation that has no rule below is left to `jax.vmap`.
+An operation that has no rule below is left to `jax.vmap`, and so is everything while
+`plain_jax` is on.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Key, PyTree
 
-from . import compat, threefry
-from .program import Cond, Constant, Equation, Program, Scan, Variable
+from . import compat, operations, plain_jax, threefry
+from .manual import varying
+from .program import Cond, Constant, Equation, Program, Scan
 
 
 def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`jax.vmap(function, in_axes=-1, out_axes=-1)`."""
+    if plain_jax.value:
+        return jax.vmap(function, in_axes=-1, out_axes=-1)
 
+    @varying
     def mapped(*arguments):
         leaves, structure = jax.tree.flatten(arguments)
         count = leaves[0].shape[-1]
@@ -40,9 +45,12 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 def mapped_over_chains(function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """`function(*arguments)`, for which `jax.vmap` from outside is `over_chains`."""
+    if plain_jax.value:
+        return function(*arguments)
     arrays, rest = eqx.partition((function, *arguments), eqx.is_array)
     leaves, structure = jax.tree.flatten(arrays)
 
+    @varying
     def call(*leaves):
         function, *arguments = eqx.combine(structure.unflatten(leaves), rest)
         return function(*arguments)
@@ -101,7 +109,7 @@ class Keys:
     def array(self) -> Key[Array, "*n C"]:
         return threefry.from_words(self.left, self.right)
 
-    def each(self, function: Callable[[PerChain], Sequence[Array]]) -> list[Value]:
+    def each(self, function: Callable[[PerChain], Sequence[Any]]) -> list[Value]:
         """What moves keys about moves both words alike."""
         return [
             Keys(*words)
@@ -112,6 +120,7 @@ class Keys:
 
 
 Value = PerChain | Once | Keys
+Rule = Callable[[Equation, int, list[Value]], Sequence[Array | Once]]
 
 
 def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
@@ -132,28 +141,39 @@ def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Va
         return _cond(equation.control, count, operands)
     if any(isinstance(operand, Keys) for operand in operands):
         return _of_keys(equation, count, operands)
-    rule = _RULES.get(equation.primitive, _by_vmap)
-    return [_take_in(result) for result in rule(equation, count, operands)]
+    return [_take_in(result) for result in _rule(equation)(equation, count, operands)]
 
 
-def _take_in(array: Array) -> Value:
+def _rule(equation: Equation) -> Rule:
+    if equation.primitive in _RULES:
+        return _RULES[equation.primitive]
+    rule = _OPERATIONS.get(type(compat.operation(equation)))
+    return _by_vmap if rule is None else rule
+
+
+def _take_in(array: Array | Once) -> Value:
     """An array with chains last; keys by their words, if we know how to draw from those."""
+    if isinstance(array, Once):
+        return array
     return Keys(*threefry.words(array)) if threefry.is_threefry(array) else PerChain(array)
 
 
 def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
     """Draws from keys, and what becomes of keys as arrays."""
-    name, (first, *rest) = equation.primitive, operands
-    if isinstance(first, Keys) and not rest and name in _MOVES:
-        return first.each(lambda words: _RULES.get(name, _by_vmap)(equation, count, [words]))
-    if isinstance(first, Keys) and name in ("random_split", "random_bits", "random_fold_in"):
+    first, *rest = operands
+    if isinstance(first, Keys) and not rest and equation.primitive in _MOVES:
+        return first.each(lambda words: _rule(equation)(equation, count, [words]))
+    if isinstance(first, Keys):
+        if equation.primitive == "random_clone":
+            return [first]
         words = (first.left, first.right)
-        if name == "random_split":
-            return [Keys(*threefry.split(words, equation.params["shape"]))]
-        if name == "random_bits" and equation.params["bit_width"] == 32:
-            return [PerChain(threefry.bits(words, equation.params["shape"]))]
-        if name == "random_fold_in" and first.left.ndim == 1:
-            return [Keys(*threefry.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
+        match compat.operation(equation):
+            case operations.SplitKeys(shape):
+                return [Keys(*threefry.split(words, shape))]
+            case operations.DrawWords(shape):
+                return [PerChain(threefry.bits(words, shape))]
+            case operations.FoldIn() if first.left.ndim == 1:
+                return [Keys(*threefry.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
     typed: list[Value] = [
         PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value
         for value in operands
@@ -169,10 +189,35 @@ def _per_chain(value: Value, count: int) -> Array:
     return jax.lax.broadcast_in_dim(array, (*array.shape, count), tuple(range(array.ndim)))
 
 
-def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
+    """Results that `jax.vmap` does not map are the same for all chains and stay so: a branch on
+    whether any chain errs must not become a branch of each chain's own, of which both sides run.
+    """
     axes = tuple(-1 if isinstance(operand, PerChain) else None for operand in operands)
-    arrays = [operand.array for operand in operands]
-    return jax.vmap(lambda *one: equation.bind(*one), axes, -1)(*arrays)
+    differs: set[int] = set()
+
+    def one(*arrays):
+        results = equation.bind(*arrays)
+        for index, result in enumerate(results):
+            _noting(lambda index=index: differs.add(index))(result)
+        return results
+
+    results = jax.vmap(one, axes, -1)(*(operand.array for operand in operands))
+    return [
+        result if index in differs else Once(result[..., 0]) for index, result in enumerate(results)
+    ]
+
+
+def _noting(mapped: Callable[[], None]) -> Callable[[Array], Array]:
+    """The identity, which calls `mapped` if `jax.vmap` maps over its operand."""
+    identity = jax.custom_batching.custom_vmap(lambda array: array)
+
+    def rule(size, batched, array):
+        mapped()
+        return array, batched[0]
+
+    identity.def_vmap(rule)
+    return identity
 
 
 def _elementwise(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
@@ -197,83 +242,84 @@ def _same_axes(equation: Equation, count: int, operands: list[Value]) -> Sequenc
     return equation.bind(*(_per_chain(operand, count) for operand in operands))
 
 
-def _with(**changed: Callable[[tuple, int], Any]):
-    """Operations whose parameters list all axes: each changed parameter takes up the chains'
-    axis.
+def _of_one(of: Callable[[Any, int, Array], Array]) -> Rule:
+    """Operations on one array that list all of its axes: `of(operation, count, array)` adds the
+    chains'.
     """
 
     def rule(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-        if not isinstance(operands[0], PerChain) or any(
-            isinstance(operand, PerChain) for operand in operands[1:]
-        ):
-            return _by_vmap(equation, count, operands)
-        given = {
-            name: change(equation.params[name], count)
-            for name, change in changed.items()
-            if equation.params[name] is not None
-        }
-        return equation.bind(*(operand.array for operand in operands), **given)
+        (operand,) = operands
+        return [of(compat.operation(equation), count, jnp.asarray(operand.array))]
 
     return rule
 
 
-def _broadcast_in_dim(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-    shape, dimensions = equation.params["shape"], equation.params["broadcast_dimensions"]
-    if len(operands) > 1:
+def _broadcast(to: operations.Broadcast, count: int, array: Array) -> Array:
+    shape, axes = (*to.shape, count), (*to.axes, len(to.shape))
+    return jax.lax.broadcast_in_dim(array, shape, axes)
+
+
+def _reshape(to: operations.Reshape, count: int, array: Array) -> Array:
+    return jax.lax.reshape(array, (*to.shape, count))
+
+
+def _slice(part: operations.Slice, count: int, array: Array) -> Array:
+    return jax.lax.slice(array, (*part.starts, 0), (*part.limits, count), (*part.strides, 1))
+
+
+def _transpose(to: operations.Transpose, count: int, array: Array) -> Array:
+    return jax.lax.transpose(array, (*to.axes, len(to.axes)))
+
+
+def _pad(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
+    array, padding = operands
+    operation = compat.operation(equation)
+    if not isinstance(operation, operations.Pad) or not isinstance(padding, Once):
         return _by_vmap(equation, count, operands)
-    return [jax.lax.broadcast_in_dim(operands[0].array, (*shape, count), (*dimensions, len(shape)))]
+    value = jnp.asarray(padding.array)
+    return [jax.lax.pad(_per_chain(array, count), value, (*operation.widths, (0, 0, 0)))]
 
 
-def _reshape(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-    if equation.params["dimensions"] is not None or len(operands) > 1:
-        return _by_vmap(equation, count, operands)
-    return [jax.lax.reshape(operands[0].array, (*equation.params["new_sizes"], count))]
-
-
-def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
     """An entry of a short table, each chain at its own position, by comparisons (a gather is
     slower); or a common slice.
     """
-    table, *starts = operands
-    size = (
-        equation.inputs[0].shape[0]
-        if isinstance(equation.inputs[0], Variable)
-        else jnp.shape(table.array)[0]
-    )
-    if (
-        equation.params["slice_sizes"] != (1,)
-        or size > _SHORT
-        or not isinstance(starts[0], PerChain)
-    ):
-        return _dynamic(1)(equation, count, operands)
+    operation, (table, *starts) = compat.operation(equation), operands
+    assert isinstance(operation, operations.DynamicSlice)
+    if _are_common(starts):
+        array, sizes = _per_chain(table, count), (*operation.sizes, count)
+        at = _positions(starts)
+        return [jax.lax.dynamic_slice(array, at, sizes, allow_negative_indices=False)]
     rows = jnp.asarray(table.array)
-    entry = jnp.broadcast_to(rows[0], (count,))
-    for i in range(1, size):
-        entry = jnp.where(starts[0].array >= i, rows[i], entry)
+    if operation.sizes != (1,) or rows.shape[0] > _SHORT:
+        return _by_vmap(equation, count, operands)
+    position, entry = jnp.asarray(starts[0].array), jnp.broadcast_to(rows[0], (count,))
+    for i in range(1, rows.shape[0]):
+        entry = jnp.where(position >= i, rows[i], entry)
     return [entry[None]]
 
 
-def _dynamic(num_arrays: int):
-    """Slices at positions that are the same for all chains."""
-
-    def rule(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-        arrays, starts = operands[:num_arrays], operands[num_arrays:]
-        if any(isinstance(start, PerChain) for start in starts) or not starts:
-            return _by_vmap(equation, count, operands)
-        zero = jnp.zeros((), jnp.asarray(starts[0].array).dtype)
-        sizes = equation.params.get("slice_sizes")
-        changed = {} if sizes is None else {"slice_sizes": (*sizes, count)}
-        return equation.bind(
-            *(_per_chain(array, count) for array in arrays),
-            *(start.array for start in starts),
-            zero,
-            **changed,
-        )
-
-    return rule
+def _dynamic_update(
+    equation: Equation, count: int, operands: list[Value]
+) -> Sequence[Array | Once]:
+    array, update, *starts = operands
+    if not _are_common(starts):
+        return _by_vmap(equation, count, operands)
+    whole, part, at = _per_chain(array, count), _per_chain(update, count), _positions(starts)
+    return [jax.lax.dynamic_update_slice(whole, part, at, allow_negative_indices=False)]
 
 
-def _bitcast(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
+def _are_common(starts: Sequence[Value]) -> bool:
+    return bool(starts) and all(isinstance(start, Once) for start in starts)
+
+
+def _positions(starts: Sequence[Value]) -> list[Array]:
+    """Positions that are the same for all chains, and that of the first chain."""
+    positions = [jnp.asarray(start.array) for start in starts]
+    return [*positions, jnp.zeros((), positions[0].dtype)]
+
+
+def _bitcast(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
     same = jnp.shape(operands[0].array)[:-1] == equation.outputs[0].shape
     return (_elementwise if same else _by_vmap)(equation, count, operands)
 
@@ -341,19 +387,18 @@ _MOVES = {
     "transpose",
 }
 
-_RULES = {
+_RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_ON_NAMED_AXES.split(), _same_axes),
     "bitcast_convert_type": _bitcast,
-    "broadcast_in_dim": _broadcast_in_dim,
-    "reshape": _reshape,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic(2),
-    "pad": _with(padding_config=lambda padding, count: (*padding, (0, 0, 0))),
-    "slice": _with(
-        start_indices=lambda starts, count: (*starts, 0),
-        limit_indices=lambda limits, count: (*limits, count),
-        strides=lambda strides, count: (*strides, 1),
-    ),
-    "transpose": _with(permutation=lambda axes, count: (*axes, len(axes))),
+}
+
+_OPERATIONS: dict[type, Rule] = {
+    operations.Broadcast: _of_one(_broadcast),
+    operations.Reshape: _of_one(_reshape),
+    operations.Slice: _of_one(_slice),
+    operations.Transpose: _of_one(_transpose),
+    operations.Pad: _pad,
+    operations.DynamicSlice: _dynamic_slice,
+    operations.DynamicUpdate: _dynamic_update,
 }

@@ -1,4 +1,4 @@
-"""The only file that touches what JAX may change between versions: jaxprs."""
+"""The only file that touches what JAX may change between versions: jaxprs and their parameters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import batching, mlir
 
+from . import operations
 from .program import Cond, Constant, Equation, Program, Scan, Variable, While
 
 
@@ -24,7 +25,7 @@ def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> boo
     Arguments may be pytrees of `jax.ShapeDtypeStruct`. Calls within the computation are taken
     whole, so the answer errs on the side of yes.
     """
-    jaxpr = jax.make_jaxpr(function)(argument, *others).jaxpr
+    jaxpr = jax.make_jaxpr(function)(*forms((argument, *others))).jaxpr
     reached = set(jaxpr.invars[: len(jax.tree.leaves(argument))])
     is_reached = lambda variable: not isinstance(variable, Literal) and variable in reached
     for equation in jaxpr.eqns:
@@ -66,8 +67,48 @@ def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
     """Whether `function` uses values, other than its arguments, that an outer `jit`, `grad` or
     `vmap` is tracing.
     """
-    consts = jax.make_jaxpr(function)(*arguments).consts
+    consts = jax.make_jaxpr(function)(*forms(arguments)).consts
     return any(isinstance(const, Tracer) for const in consts)
+
+
+def forms(tree: Any) -> Any:
+    """The shapes and types of a tree's arrays, without the axes of a mesh that they vary over."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_shaped(leaf) else leaf,
+        tree,
+    )
+
+
+def _is_shaped(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+
+def inside_shard_map() -> bool:
+    """Whether what is being traced runs on each device by itself."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def varies_over(leaves: Sequence[jax.Array]) -> frozenset[str]:
+    """The axes of the mesh that any of the arrays varies over, as far as `jax.shard_map` checks."""
+    return frozenset().union(*map(_varies_over, leaves))
+
+
+def _varies_over(leaf: jax.Array) -> frozenset[str]:
+    kind: Any = jax.typeof(leaf)
+    # JAX 0.10 keeps them with what else it knows of manual axes, before it was by themselves.
+    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
+
+
+def vary(value: Any, axes: frozenset[str]) -> jax.Array:
+    """The same value, said to vary over `axes`."""
+    value = jax.numpy.asarray(value)
+    missing = tuple(sorted(axes - _varies_over(value)))
+    return jax.lax.pcast(value, missing, to="varying") if missing else value
+
+
+def only_says_that_it_varies(equation: Equation) -> bool:
+    """Whether an equation is what `vary` makes."""
+    return equation.primitive == "pvary"
 
 
 _CALLS = {
@@ -80,7 +121,8 @@ _CALLS = {
 }
 # Primitives of our own, by what they compute.
 _OURS: dict[str, Callable[..., list[Any]]] = {}
-_CUSTOM_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+# In a program that is to be run only, functions with derivatives of their own are calls too.
+_RUN = _CALLS | {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 def program(
@@ -93,18 +135,20 @@ def program(
     to be differentiated.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    return _program(closed, _CALLS if differentiated else _CALLS | _CUSTOM_DERIVATIVES), shape
+    return _program(closed, _CALLS if differentiated else _RUN), shape
 
 
 def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program:
-    """A jaxpr as a program of fresh variables; equations that nothing needs are left out."""
+    """A jaxpr as a program of fresh variables; equations that nothing needs are left out, but
+    not those of a program to be run that print, raise or otherwise act.
+    """
     inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
-    equations: list[Equation] = []
+    equations: list[tuple[Equation, bool]] = []
     outputs = _inline(closed, calls, inputs, equations, called_at)
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
     kept = []
-    for equation in reversed(equations):
-        if needed.intersection(equation.outputs):
+    for equation, acts in reversed(equations):
+        if needed.intersection(equation.outputs) or (acts and calls is _RUN):
             kept.append(equation)
             needed.update(atom for atom in equation.inputs if isinstance(atom, Variable))
     return Program(inputs, tuple(reversed(kept)), outputs)
@@ -114,10 +158,12 @@ def _inline(
     closed: Any,
     calls: dict[str, str],
     operands: tuple[Any, ...],
-    equations: list[Equation],
+    equations: list[tuple[Equation, bool]],
     called_at: str,
 ) -> tuple[Any, ...]:
-    """Appends the equations of a jaxpr applied to `operands`; returns its outputs."""
+    """Appends the equations of a jaxpr applied to `operands`, each with whether it has effects;
+    returns its outputs.
+    """
     jaxpr = getattr(closed, "jaxpr", closed)
     names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
     names.update(zip(jaxpr.constvars, map(Constant, getattr(closed, "consts", ())), strict=True))
@@ -145,17 +191,9 @@ def _inline(
         else:
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
             control = _control(equation, calls, called_at)
-            equations.append(
-                Equation(
-                    name,
-                    inputs,
-                    outputs,
-                    equation.params,
-                    control,
-                    _where(equation) or called_at,
-                    functools.partial(_bind, equation),
-                )
-            )
+            where, bind = _where(equation) or called_at, functools.partial(_bind, equation)
+            taken = Equation(name, inputs, outputs, equation.params, control, where, bind)
+            equations.append((taken, bool(equation.effects)))
         names.update(zip(equation.outvars, outputs, strict=True))
     return tuple(map(look_up, jaxpr.outvars))
 
@@ -221,6 +259,38 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
             return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
         case "cond":
             return Cond(tuple(inner(branch) for branch in params["branches"]))
+        case _:
+            return None
+
+
+def operation(equation: Equation) -> operations.Operation | None:
+    """What an equation does, if it is one of those that `chains` rewrites and in a form that it
+    knows: shapes that are not operands, words of 32 bits.
+    """
+    params, num_operands = equation.params, len(equation.inputs)
+    match equation.primitive:
+        case "broadcast_in_dim" if num_operands == 1:
+            return operations.Broadcast(params["shape"], params["broadcast_dimensions"])
+        case "reshape" if num_operands == 1 and params["dimensions"] is None:
+            return operations.Reshape(params["new_sizes"])
+        case "slice":
+            starts, strides = params["start_indices"], params["strides"]
+            strides = (1,) * len(starts) if strides is None else strides
+            return operations.Slice(starts, params["limit_indices"], strides)
+        case "pad":
+            return operations.Pad(tuple(params["padding_config"]))
+        case "transpose":
+            return operations.Transpose(params["permutation"])
+        case "dynamic_slice" if num_operands == 1 + len(params["slice_sizes"]):
+            return operations.DynamicSlice(params["slice_sizes"])
+        case "dynamic_update_slice":
+            return operations.DynamicUpdate()
+        case "random_split":
+            return operations.SplitKeys(tuple(params["shape"]))
+        case "random_bits" if params["bit_width"] == 32:
+            return operations.DrawWords(tuple(params["shape"]))
+        case "random_fold_in":
+            return operations.FoldIn()
         case _:
             return None
 

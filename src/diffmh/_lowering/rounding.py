@@ -21,8 +21,11 @@ from .program import Constant, Program, Variable
 
 
 def never(key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Bool[Array, "..."]:
-    """False, in a way that no compiler can know: a normal draw does not exceed 10³⁰."""
-    return jax.random.normal(key, shape) > 1e30
+    """False, in a way that no compiler can know: a normal draw does not exceed 10³⁰.
+
+    The key stays good for other draws, since this one says nothing of it.
+    """
+    return jax.random.normal(jax.random.clone(key), shape) > 1e30
 
 
 def settle(tree: PyTree, never: Bool[Array, ""]) -> PyTree:

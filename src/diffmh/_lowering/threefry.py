@@ -82,12 +82,10 @@ def fold_in(key: Words, data: UInt32[Array, "..."]) -> Words:
 
 def is_threefry(array: Any) -> bool:
     """Whether an array holds keys that draw as we do: JAX's default."""
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return (
-        is_key
-        and jax.random.key_impl(array) == "threefry2x32"
-        and jax.config.jax_threefry_partitionable
-    )  # pyright: ignore
+    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return False
+    partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
+    return jax.random.key_impl(array) == "threefry2x32" and partitionable
 
 
 def words(keys: Key[Array, "*n"]) -> Words:

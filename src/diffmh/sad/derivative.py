@@ -63,7 +63,7 @@ class Run(eqx.Module):
             run = eqx.combine(arrays, rest)
             return _trees.strong(run.program(run.theta, run.key, *run.args, **run.options))
 
-        shape = jax.eval_shape(result, arrays)
+        shape = jax.eval_shape(result, compat.forms(arrays))
         for leaf in jax.tree.leaves(shape):
             if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
                 _validate.real_dtype(leaf.dtype, "what `program` returns")

@@ -81,7 +81,7 @@ def propose(
     couplings.refuse_mismatch(chosen, proposal)
     key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-    noise = first(proposals.draw(proposal, key, x, 1))
+    noise = first(proposals.draw(proposal, jax.random.clone(key), x, 1))
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
     parts = (key, arrays, noise, x)
     operands, structure = jax.tree.flatten(parts)

@@ -104,7 +104,7 @@ class SiteUpdate(BlockUpdate):
         mine = self._at(x, 0, 0)
         spin = jnp.where(outcome, proposed(mine, noise, self.flip), mine)
         rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
-        return jnp.where(rows[:, None] & columns, spin, x)
+        return jnp.where(rows[:, None] & columns[None], spin, x)
 
     def _at(self, x: Int[Array, "L L"], down: int, right: int) -> Int[Array, ""]:
         row, column = (self.site + jnp.array([down, right])) % x.shape[0]
