@@ -324,7 +324,7 @@ def test_the_same_kind_of_object_as_the_core():
     assert abs(report.gradient - 1.6) < 5 * report.gradient_error
     value, slope = jax.value_and_grad(variance)(0.3, KEY)
     np.testing.assert_allclose(value, report.value, rtol=1e-4)
-    np.testing.assert_allclose(slope, report.gradient, rtol=1e-3)
+    assert abs(slope - 1.6) < 5 * report.gradient_error
     scaled = sad.expectation(lambda p, key, *, scale: scale * sad.bernoulli(key, p))
     assert jax.grad(scaled)(0.3, KEY, scale=3.0) == 3.0
 
@@ -338,8 +338,9 @@ def test_the_report_says_what_each_would_have_had():
 
 def test_a_draw_that_cannot_go_the_other_way_has_no_score():
     """At p = 0 the score knows nothing of the derivative; the report says that they disagree."""
-    report = sad.run(lambda p, key: 1.0 * sad.bernoulli(key, p), 0.0, KEY, num_replicates=256)
-    assert report.gradient == 1.0 or any("score" in warning for warning in report.warnings)
+    for count in (64, 1024):
+        report = sad.run(lambda p, key: 1.0 * sad.bernoulli(key, p), 0.0, KEY, num_replicates=count)
+        assert report.gradient == 1.0 and "score" in report.warnings[0]
 
 
 def test_wrong_estimators_are_refused():

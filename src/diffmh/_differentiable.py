@@ -72,17 +72,18 @@ def _jvp_by(primals, tangents):
     directions = [
         jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
     ]
-    return _once_along(surrogate, tuple(leaves), tuple(directions), structure, key, args)
-
-
-@eqx.filter_custom_jvp
-def _once_along(surrogate, leaves, directions, structure, key, args):
     of_theta = lambda *leaves: surrogate(structure.unflatten(leaves), key, args)
-    return jax.jvp(of_theta, leaves, directions)
+    return jax.jvp(of_theta, tuple(map(_only_once, leaves)), tuple(directions))
 
 
-@_once_along.def_jvp
-def _refuse_second_derivative_along(primals, tangents):
+@jax.custom_jvp
+def _only_once(leaf):
+    """A parameter, of which a derivative is being taken already."""
+    return leaf
+
+
+@_only_once.defjvp
+def _refuse_another(primals, tangents):
     return _refuse_second_derivative(primals, tangents)
 
 

@@ -243,9 +243,9 @@ def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
     y = _first(y)
     if y.alternative is None or stamps is None:
         return y
-    current = (stamps == births).T
+    current = (stamps == births[None]).T
     current = current.reshape(*current.shape, *(1,) * (y.alternative.ndim - 2))
-    return Value(y.primal, y.tangent, jnp.where(current, y.alternative, y.primal))
+    return Value(y.primal, y.tangent, jnp.where(current, y.alternative, y.primal[None]))
 
 
 class _Rounds(eqx.Module):
@@ -402,7 +402,7 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
     slots = select_slots(runs.slots, in_lanes(new, world.num_slots), in_lanes(old, world.num_slots))
     if not banked:
         return Value(primal, tangent, slots)
-    difference = (slots - old.primal) - (primal - old.primal)
+    difference = (slots - old.primal[None]) - (primal - old.primal)[None]
     return add_difference(world, Value(primal, tangent), difference)
 
 

@@ -125,13 +125,13 @@ class Score(Estimator):
 
     def from_parts(self, parts: ScoreParts) -> Found:
         centred = parts.value - others_mean(parts.value)
-        return Found(parts.value, parts.path + parts.score[:, None] * centred, {})
+        return Found(parts.value, parts.path + parts.score[:, None] * centred[None], {})
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         value, log_prob = runs.each(lambda run: derivative.held_fixed(run))
         still = jax.lax.stop_gradient(value)
         moving = log_prob - jax.lax.stop_gradient(log_prob)
-        return value + (still - others_mean(still)) * moving
+        return value + (still - others_mean(still)) * moving[None]
 
 
 class ScoreParts(eqx.Module):
@@ -161,7 +161,7 @@ def others_mean(value: Float[Array, "F C"]) -> Float[Array, "F C"]:
 
 
 class Combined(Estimator):
-    """Alternatives and score together: `G + a (A − G) + b S`, where A is by alternatives, G by the
+    """Alternatives and score together: `A + a (G − A) + b S`, where A is by alternatives, G by the
     score, and the score S itself has mean zero. The coefficients of least variance, for each
     parameter and result, are fitted on other replicates: unbiased, and no worse than either.
 
@@ -228,6 +228,8 @@ def what_pays(estimator: Combined, runs: Runs, pilot: Found) -> Estimator:
     lanes.
     """
     slots = estimator.num_alternatives
+    if disagreement(pilot):
+        return Alternatives(slots)
     tangents = 2 if runs.reverse else derivative.num_parameters(runs.run.theta)
     lanes = 1.5 * slots + (derivative.NUM_PROBES if runs.reverse else 0)
     cost = {"combined": 2 * (1 + tangents) + lanes, "alternatives": 1 + tangents + lanes}
@@ -245,7 +247,8 @@ def what_pays(estimator: Combined, runs: Runs, pilot: Found) -> Estimator:
 def joined(pilot: Found, rest: Found) -> Found:
     """A pilot and the replicates after it."""
     join = lambda a, b: jnp.concatenate([a, b], axis=-1)
-    value, jacobian = join(pilot.value, rest.value), join(pilot.jacobian, rest.jacobian)
+    trusted = pilot.others["alternatives"] if disagreement(pilot) else pilot.jacobian
+    value, jacobian = join(pilot.value, rest.value), join(trusted, rest.jacobian)
     return Found(value, jacobian, pilot.others)
 
 
@@ -257,35 +260,37 @@ def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Fl
     fold = jnp.arange(count) * _FOLDS // count
     combined = jnp.zeros_like(parts.path)
     for number in range(_FOLDS):
-        others = (fold != number).astype(combined.dtype)
+        others = (fold != number).astype(combined.dtype)[None, None]
         combined = jnp.where(others > 0, combined, _fitted(parts, alternatives, others))
     return combined
 
 
 def _fitted(
-    parts: ScoreParts, alternatives: Float[Array, "P F C"] | None, chosen: Float[Array, "C"]
+    parts: ScoreParts, alternatives: Float[Array, "P F C"] | None, chosen: Float[Array, "1 1 C"]
 ) -> Float[Array, "P F C"]:
-    """`G + a (A − G) + b S`, baseline and coefficients from the replicates that are `chosen`."""
+    """`A + a (G − A) + b S`, baseline and coefficients from the replicates that are `chosen`; where
+    nothing varies it is A.
+    """
     mean = lambda array: jnp.sum(array * chosen, axis=-1, keepdims=True) / jnp.sum(chosen)
     covariance = lambda a, b: mean((a - mean(a)) * (b - mean(b)))
     score = jnp.broadcast_to(parts.score[:, None], parts.path.shape)
-    base = parts.path + score * (parts.value - mean(parts.value))
+    by_score = parts.path + score * (parts.value[None] - mean(parts.value[None]))
     if alternatives is None:
-        return base + _ratio(covariance(score, base), covariance(score, score)) * score
-    difference = alternatives - base
+        return by_score + _ratio(covariance(score, by_score), covariance(score, score)) * score
+    difference = by_score - alternatives
     dd, ds, ss = (
         covariance(difference, difference),
         covariance(difference, score),
         covariance(score, score),
     )
-    db, sb = covariance(difference, base), covariance(score, base)
+    da, sa = covariance(difference, alternatives), covariance(score, alternatives)
     # A hint of ridge: where the two controls are one, either will do.
     dd, ss = dd * (1 + 1e-4), ss * (1 + 1e-4)
     determinant = dd * ss - ds**2
     safe = jnp.where(determinant > 0, determinant, 1.0)
-    by_difference = jnp.where(determinant > 0, -(ss * db - ds * sb) / safe, _ratio(db, dd))
-    by_score = jnp.where(determinant > 0, -(dd * sb - ds * db) / safe, 0.0)
-    return base + by_difference * difference + by_score * score
+    of_difference = jnp.where(determinant > 0, -(ss * da - ds * sa) / safe, _ratio(da, dd))
+    of_score = jnp.where(determinant > 0, -(dd * sa - ds * da) / safe, 0.0)
+    return alternatives + of_difference * difference + of_score * score
 
 
 def _ratio(covariance: Array, variance: Array) -> Array:
@@ -333,8 +338,8 @@ def disagreement(found: Found) -> tuple[str, ...]:
     if set(found.others) != {"alternatives", "score"}:
         return ()
     mean, error = _mean_and_error(found.others["alternatives"] - found.others["score"])
-    scores = jnp.where(error > 0, jnp.abs(mean) / jnp.where(error > 0, error, 1.0), 0.0)
-    if not float(jnp.max(scores)) > 6:
+    sure = jnp.abs(mean) > 1e-5 * jnp.max(jnp.abs(found.others["alternatives"]))
+    if not bool(jnp.any(sure & (jnp.abs(mean) > 6 * error))):
         return ()
     return (
         "alternatives and score differ by more than their errors allow: a draw may have a"

@@ -213,9 +213,9 @@ class _Chosen(eqx.Module):
         """The draw's values, each with one flip."""
         if self.index is None:
             return flipped.reshape(-1, *drawn.shape)
-        here = jnp.arange(drawn.size) == (self.index % drawn.size)[:, None]
+        here = jnp.arange(drawn.size)[None] == (self.index % drawn.size)[:, None]
         flips = self.take(flipped.reshape(-1)).astype(drawn.dtype)
-        values = jnp.where(here, flips[:, None], drawn.reshape(-1))
+        values = jnp.where(here, flips[:, None], drawn.reshape(1, -1))
         return values.reshape(-1, *drawn.shape)
 
 

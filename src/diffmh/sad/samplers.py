@@ -463,7 +463,7 @@ def negative_binomial(
     r, p = jnp.asarray(r), _real(p, "negative_binomial", "p")
     shape = jnp.broadcast_shapes(r.shape, p.shape)
     draws = geometric(key, jnp.broadcast_to(p, (most, *shape))) - 1
-    counted = jnp.arange(most).reshape(-1, *(1,) * len(shape)) < r
+    counted = jnp.arange(most).reshape(-1, *(1,) * len(shape)) < jnp.broadcast_to(r, shape)[None]
     return jnp.sum(jnp.where(counted, draws, 0), axis=0)
 
 

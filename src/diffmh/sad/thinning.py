@@ -46,7 +46,7 @@ def thin(scores: Float[Array, "L"], num_slots: int, uniform: Float[Array, ""]) -
     stays, comes = kept[:num_slots], kept[num_slots:]
     # The r-th newcomer takes the r-th slot that is free.
     rank_of_slot, rank_of_comer = jnp.cumsum(~stays) - 1, jnp.cumsum(comes) - 1
-    takes = ~stays[:, None] & comes & (rank_of_slot[:, None] == rank_of_comer)
+    takes = ~stays[:, None] & comes[None] & (rank_of_slot[:, None] == rank_of_comer[None])
     replaced = jnp.any(takes, axis=1)
     source = jnp.where(replaced, num_slots + jnp.argmax(takes, axis=1), jnp.arange(num_slots))
     chance = jnp.where(probability > 0, probability, 1.0)[source]

@@ -139,7 +139,7 @@ def bank(world: World, value: Value) -> Value:
     """
     if value.alternative is None:
         return value
-    difference = value.alternative - world.still(value.primal)
+    difference = value.alternative - world.still(value.primal)[None]
     return add_difference(world, Value(value.primal, value.tangent), difference)
 
 
