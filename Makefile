@@ -40,6 +40,7 @@ lint: .venv/.lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright
+	.venv/bin/lint-imports --no-logo
 
 bench: .venv/.bench
 	$(RUN) benchmarks/core.py

@@ -70,12 +70,30 @@ def stacked(problems: list[Problem]) -> Problem:
     return Problem(*(np.stack(columns) for columns in zip(*problems, strict=True)))
 
 
+COUPLINGS = (diffmh.CommonRandomNumbers(), diffmh.Independent(), diffmh.Maximal())
+
+
+class OneOf(diffmh.NoiseCoupling):
+    """`COUPLINGS[which]`, where `which` is a number: chains of all couplings share one program."""
+
+    which: jax.Array
+
+    def noise(self, key, proposal, x, num_steps):
+        return tuple(coupling.noise(key, proposal, x, num_steps) for coupling in COUPLINGS)
+
+    def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        each = [
+            coupling.couple(proposal, x, x_new, y, primal_noise, own)
+            for coupling, own in zip(COUPLINGS, noise, strict=True)
+        ]
+        return jax.lax.select_n(self.which, *each)
+
+
 @eqx.filter_jit
-def _estimates(problems, keys, coupling, estimator, num_samples, burn_in, num_runs):
-    def one(problem, key):
-        kernel = diffmh.MetropolisHastings(
-            log_density, diffmh.TransitionMatrix(problem.proposal), coupling
-        )
+def _estimates(problems, keys, couplings, estimator, num_samples, burn_in, num_runs):
+    def one(problem, key, which):
+        proposal = diffmh.TransitionMatrix(problem.proposal)
+        kernel = diffmh.MetropolisHastings(log_density, proposal, OneOf(which))
         expectation = diffmh.expectation(
             f,
             kernel,
@@ -87,16 +105,20 @@ def _estimates(problems, keys, coupling, estimator, num_samples, burn_in, num_ru
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
-    return jax.vmap(one)(problems, keys)
+    one_coupling = jax.vmap(one, (0, 0, None))
+    return jax.vmap(one_coupling, (None, None, 0))(problems, keys, couplings)
 
 
 def estimates(
-    problems: list[Problem], seed: int, coupling, estimator, num_samples, burn_in, num_runs
+    problems: list[Problem], seed: int, couplings, estimator, num_samples, burn_in, num_runs
 ) -> np.ndarray:
-    """Derivatives by many independent runs: (problems, runs, F, P)."""
+    """Derivatives by many independent runs: (couplings, problems, runs, F, P). `couplings` are
+    indices of `COUPLINGS`.
+    """
     keys = jax.random.split(jax.random.key(seed), len(problems))
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    return np.asarray(_estimates(arrays, keys, coupling, estimator, num_samples, burn_in, num_runs))
+    which = jnp.asarray(couplings, jnp.int32)
+    return np.asarray(_estimates(arrays, keys, which, estimator, num_samples, burn_in, num_runs))
 
 
 def exact(problem: Problem, num_samples: int, burn_in: int) -> np.ndarray:

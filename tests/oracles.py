@@ -11,32 +11,43 @@ import numpy as np
 _STEP = 1e-30
 
 
-def accept_matrix(log_density: np.ndarray, proposal: np.ndarray) -> np.ndarray:
+def log_ratio(log_density: np.ndarray, proposal: np.ndarray) -> np.ndarray:
+    """`log r` of the move from `i` to `j`, complex if the log density over states is."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        correction = np.where(proposal > 0, np.log(proposal.T) - np.log(proposal), 0.0)
+    return log_density[None, :] - log_density[:, None] + correction
+
+
+def accept_matrix(
+    log_density: np.ndarray, proposal: np.ndarray, share_at_ties: float = 0.5
+) -> np.ndarray:
     """`α(j | i)` for a log density over states (complex for a derivative) and a proposal matrix;
     half the derivative at ties.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        correction = np.where(proposal > 0, np.log(proposal.T) - np.log(proposal), 0.0)
-    log_ratio = log_density[None, :] - log_density[:, None] + correction
-    real, imaginary = log_ratio.real, log_ratio.imag
+    ratio = log_ratio(log_density, proposal)
+    real, imaginary = ratio.real, ratio.imag
     probability = np.exp(np.minimum(real, 0.0))
-    share = np.where(real < 0, 1.0, np.where(real == 0, 0.5, 0.0))
+    share = np.where(real < 0, 1.0, np.where(real == 0, share_at_ties, 0.0))
     return probability * (1 + 1j * share * imaginary)
 
 
-def transition_matrix(log_density: np.ndarray, proposal: np.ndarray) -> np.ndarray:
+def transition_matrix(
+    log_density: np.ndarray, proposal: np.ndarray, share_at_ties: float = 0.5
+) -> np.ndarray:
     """Metropolis–Hastings on finitely many states."""
-    moves = proposal * np.where(proposal > 0, accept_matrix(log_density, proposal), 0.0)
+    accepted = accept_matrix(log_density, proposal, share_at_ties)
+    moves = proposal * np.where(proposal > 0, accepted, 0.0)
     np.fill_diagonal(moves, 0.0)
     return moves + np.diag(1 - moves.sum(axis=1))
 
 
 def finite_chain_mean(
-    matrix: np.ndarray, start: int, f: np.ndarray, num_samples: int, burn_in: int
+    matrix: np.ndarray, start: int | np.ndarray, f: np.ndarray, num_samples: int, burn_in: int
 ) -> np.ndarray:
-    """`E[(1/N) Σ_{t=B+1}^{B+N} f(x_t)]`, with `f` of shape (states, F)."""
-    row = np.zeros(matrix.shape[0], complex)
-    row[start] = 1.0
+    """`E[(1/N) Σ_{t=B+1}^{B+N} f(x_t)]`, with `f` of shape (states, F), from a state or from a
+    distribution over them.
+    """
+    row = np.eye(matrix.shape[0], dtype=complex)[start] if np.ndim(start) == 0 else start
     total = np.zeros(f.shape[1], complex)
     for step in range(burn_in + num_samples):
         row = row @ matrix

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, entropy, heat_capacity, ising_moments, mixture_occupancy
-from statistics_ import assert_unbiased, z_scores
-from test_unbiased import ising, mixture
+from paper_models import ising, mixture
+from unbiasedness import assert_unbiased, z_scores
 
 import diffmh
 

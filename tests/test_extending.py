@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean, transition_matrix
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 

@@ -6,7 +6,10 @@ import shutil
 import time
 
 import pytest
-from test_reproduce import results  # noqa: F401
+from test_reproduce import SMALL
+
+from diffmh.reproduce import EXPERIMENTS, Outcome, Row, saved
+from diffmh.reproduce import page as pages
 
 CHROMIUM, DRIVER = (
     shutil.which("chromium") or shutil.which("google-chrome"),
@@ -40,10 +43,24 @@ def browser():
     driver.quit()
 
 
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """All six figures, from small data made up for it."""
+    out = tmp_path_factory.mktemp("page")
+    rows = [
+        Row("a", "≈ 1", "1", "1.00 ± 0.01", "|z| < 5", True),
+        Row("b", "—", "—", "1", "—", None),
+    ]
+    for name, experiment in EXPERIMENTS.items():
+        saved.save(experiment, Outcome(SMALL[name], "small", rows), out, 0, True)
+    pages.write(out, saved.load_all(out))
+    return out
+
+
 @pytest.fixture
-def page(browser, results):  # noqa: F811
+def page(browser, out):
     browser.set_window_size(1200, 900)
-    browser.get(f"file://{results[0]}/index.html")
+    browser.get(f"file://{out}/index.html")
     return browser
 
 
@@ -59,17 +76,73 @@ def test_it_loads_without_errors(page):
 
 
 def test_every_figure_has_size(page):
-    figures = find(page, "figure svg")
-    assert len(figures) == 2
+    figures = [figure for figure in find(page, "figure svg") if figure.is_displayed()]
+    assert len(figures) == 6
     assert all(figure.size["width"] > 400 and figure.size["height"] > 100 for figure in figures)
 
 
-def test_the_table_has_all_rows(page):
-    rows = find(page, "#table tbody tr:not(.group)")
-    assert len(rows) == 4 and all(
-        len(row.find_elements("css selector", "th, td")) == 6 for row in rows
+def test_every_table_is_there_once_with_all_its_rows(page):
+    rows = find(page, "tbody tr")
+    assert len(rows) == 12, "each quantity once"
+    assert all(len(row.find_elements("css selector", "th, td")) == 6 for row in rows)
+    assert len(find(page, "td.good")) == 6
+    assert find(page, ".soft")[0].text.startswith("6 of 6 verdicts are good (all)")
+
+
+def test_every_link_leads_somewhere(page):
+    here = {link.get_attribute("href").split("#")[1] for link in find(page, "nav a")}
+    assert here == set(EXPERIMENTS)
+    assert all(find(page, f"#{name}") for name in here)
+    (home,) = find(page, "a.home")
+    assert home.text == "diffmh" and home.get_attribute("href")
+
+
+@pytest.fixture
+def dark(page):
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    yield page
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def colours(page) -> dict[str, str]:
+    """Of the page, of a figure's paper, and of a figure's letters."""
+    body, paper, letters = (
+        find(page, "body")[0],
+        find(page, "#branching .wide svg [style*='--paper']")[0],
+        find(page, "#branching .wide svg [style*='fill: var(--ink)']")[0],
     )
-    assert len(find(page, "#table .good")) == 4
+    return {
+        "page": body.value_of_css_property("background-color"),
+        "paper": paper.value_of_css_property("fill"),
+        "letters": letters.value_of_css_property("fill"),
+    }
+
+
+def test_by_day(page):
+    found = colours(page)
+    assert found["page"] == "rgba(255, 255, 255, 1)"
+    assert (found["paper"], found["letters"]) == ("rgb(255, 255, 255)", "rgb(31, 35, 40)")
+
+
+def test_by_night_figures_and_films_are_dark_too(dark):
+    found = colours(dark)
+    assert found["page"] == "rgba(13, 17, 23, 1)"
+    assert (found["paper"], found["letters"]) == ("rgb(13, 17, 23)", "rgb(230, 237, 243)")
+    dark.refresh()
+    brightest = dark.execute_script(
+        """
+        const c = document.querySelector("[data-film=branching] canvas");
+        const { data } = c.getContext("2d").getImageData(0, 0, c.width, c.height);
+        let least = 255;
+        for (let i = 0; i < data.length; i += 4) {
+          const light = Math.max(data[i], data[i + 1], data[i + 2]);
+          if (data[i + 3] === 255) least = Math.min(least, light);
+        }
+        return least;
+        """
+    )
+    assert brightest > 100, "no line of the film is dark on dark"
 
 
 def test_a_player_steps_plays_and_pauses(page):
@@ -102,6 +175,13 @@ def test_it_fits_a_phone(page):
     )
     try:
         assert page.execute_script("return document.documentElement.scrollWidth") <= 390
-        assert all(element.size["width"] <= 390 for element in find(page, ".player, table"))
+        parts = find(page, ".player, table, figure")
+        assert len(parts) == 14 and all(element.size["width"] <= 390 for element in parts)
+        figures = [figure for figure in find(page, "figure svg") if figure.is_displayed()]
+        assert len(figures) == 6
+        # A point of the drawing, whose letters have nine, is a pixel or more: it can be read.
+        for figure in figures:
+            points = page.execute_script("return arguments[0].viewBox.baseVal.width", figure)
+            assert figure.size["width"] >= points
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

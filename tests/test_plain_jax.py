@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, mixture_occupancy
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 import diffmh
 from diffmh import sad

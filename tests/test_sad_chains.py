@@ -17,7 +17,7 @@ from oracles import (
     transition_matrix,
 )
 from sad_runs import QUICK, derivatives
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 import diffmh
 from diffmh import sad

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from oracles import derivative
 from sad_grammar import Statement, Traced, exact_mean, programs, run
 from sad_runs import QUICK
-from statistics_ import assert_unbiased, is_caught
+from unbiasedness import assert_unbiased, is_caught
 
 from diffmh.sad import derivative as one_run
 from diffmh.sad import interpreter

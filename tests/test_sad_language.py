@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sad_runs import QUICK, derivatives
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 from diffmh import sad
 

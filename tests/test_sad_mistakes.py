@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from oracles import derivative, mixture_occupancy
 from sad_runs import derivatives
-from statistics_ import is_caught
 from test_sad_chains import PROGRAMS
 from test_sad_language import constant_of_a_loop
+from unbiasedness import is_caught
 
 from diffmh import sad
 from diffmh.sad import control_flow, interpreter, primitives, samplers

@@ -11,7 +11,7 @@ import pytest
 from oracles import derivative, finite_chain_mean
 from sad_runs import QUICK, derivatives
 from scipy.stats import poisson
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 from diffmh import sad
 

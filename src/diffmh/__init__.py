@@ -1,16 +1,24 @@
 """diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions."""
 
+from . import models as models
+from . import plots as plots
 from . import sad as sad
+from ._continuity import continuous as continuous
 from ._validate import NotDifferentiable as NotDifferentiable
 from .alternatives import Transition as Transition
 from .check import check as check
 from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
 from .couplings import Coupling as Coupling
+from .couplings import GradientCommonRandomNumbers as GradientCommonRandomNumbers
+from .couplings import GradientReflection as GradientReflection
 from .couplings import Independent as Independent
 from .couplings import Maximal as Maximal
 from .couplings import MaximalReflection as MaximalReflection
+from .couplings import NearlyMaximal as NearlyMaximal
 from .couplings import NoiseCoupling as NoiseCoupling
+from .couplings import SameSite as SameSite
+from .couplings import TwoScale as TwoScale
 from .decisions import Acceptance as Acceptance
 from .decisions import Bernoulli as Bernoulli
 from .decisions import Categorical as Categorical
@@ -38,6 +46,7 @@ from .proposals import GaussianWalk as GaussianWalk
 from .proposals import Independence as Independence
 from .proposals import NoiseProposal as NoiseProposal
 from .proposals import On as On
+from .proposals import OneLabel as OneLabel
 from .proposals import OtherState as OtherState
 from .proposals import Proposal as Proposal
 from .proposals import SpinFlip as SpinFlip

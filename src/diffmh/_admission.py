@@ -15,9 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _validate
+from ._continuity import Jump, moving_jumps
 from ._lowering import compat
+from ._validate import NotDifferentiable
 from .parameters import jacobian
 from .simulation import Simulation, flatten, run
+
+# Of random starts so many are looked at one by one.
+_LOOKED_AT = 64
 
 
 class Unflatten(eqx.Module):
@@ -40,6 +45,7 @@ class Admission(eqx.Module):
 
     f_depends_on_theta: bool
     closes_over_tracers: bool
+    jumps: tuple[Jump, ...]
     unflatten: Callable[[Float[Array, "F C"]], PyTree]
 
 
@@ -56,7 +62,9 @@ def admit(
     x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), starts)
     theta = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
 
+    _validate.no_empty_leaves(starts, "`init`")
     _check_densities(simulation, theta, x, args)
+    jumps = _jumps(simulation, theta, x, args)
     places = (x, x) if simulation.lag else (x,)
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, places))
@@ -71,17 +79,17 @@ def admit(
         )
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(value))
     unflatten = Unflatten(jax.tree.structure(value), shapes)
-    return Admission(
-        f_depends_on_theta, _closes_over_tracers(simulation, theta, key, args), unflatten
-    )
+    closes_over = _closes_over_tracers(simulation, theta, key, args)
+    return Admission(f_depends_on_theta, closes_over, jumps, unflatten)
 
 
 @eqx.filter_jit
 def _start(simulation: Simulation, theta, key, args):
     def one(x):
-        return simulation.kernel.updates()[0].log_density(theta, x, *args), flatten(
-            simulation.f(theta, x, *args)
-        )
+        places = (x, x) if simulation.lag else (x,)
+        updates = simulation.kernel.updates()
+        densities = [update.log_density(theta, x, *args) for update in updates]
+        return jnp.stack(densities), flatten(simulation.f(theta, *places, *args))
 
     starts = simulation.starts(key)
     return starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
@@ -90,27 +98,50 @@ def _start(simulation: Simulation, theta, key, args):
 def check_start(
     simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]
 ) -> None:
-    """Refuses a start where the log density or f is not finite. Under `jit` the values are not
-    known: the result is NaN then.
+    """Refuses a start where a log density or f is not finite, or that a proposal cannot move.
+    Under `jit` the values are not known: the result is NaN then.
     """
     if not _validate.concrete(simulation, theta, key, args):
         return
-    starts, log_density, value = _start(simulation, theta, key, args)
-    if not _validate.concrete(
-        starts, log_density, value
-    ):  # they close over what is traced, or all happens within `jit`
-        return
+    starts, densities, value = _start(simulation, theta, key, args)
+    if not _validate.concrete(starts, densities, value):
+        return  # They close over what is traced, or all happens within `jit`.
     state_of = lambda chain: jax.tree.map(lambda leaf: np.asarray(leaf)[..., chain], starts)
-    bad = np.flatnonzero(~np.isfinite(np.asarray(log_density)))
-    if bad.size:
-        raise ValueError(
-            f"`log_density` is {np.asarray(log_density)[bad[0]]} at the start state"
-            f" {state_of(bad[0])}: give an `init` inside the"
-            " support, where it is finite."
-        )
+    for number, density in enumerate(np.asarray(densities)):
+        bad = np.flatnonzero(~np.isfinite(density))
+        if bad.size:
+            which = f" of kernel {number}" if len(densities) > 1 else ""
+            raise ValueError(
+                f"`log_density`{which} is {density[bad[0]]} at the start state"
+                f" {state_of(bad[0])}: give an `init` inside the support, where it is finite."
+            )
     bad = np.flatnonzero(np.isnan(np.asarray(value)).any(axis=0))
     if bad.size:
         raise ValueError(f"`f` is NaN at the start state {state_of(bad[0])}.")
+    differ = simulation.num_chains if callable(simulation.init) else 1
+    for chain in range(min(differ, _LOOKED_AT)):
+        for update in simulation.kernel.updates():
+            update.refuse_start(state_of(chain))
+
+
+def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
+    """Refuses a density that certainly jumps in x at a place that depends on θ; returns where it
+    may.
+    """
+    seen = {id(update.target): update for update in simulation.kernel.updates()}
+    found: list[Jump] = []
+    for update in seen.values():
+        density = lambda theta, x, update=update: update.log_density(theta, x, *args)
+        found += moving_jumps(density, theta, x)
+    for jump in found:
+        if jump.certain:
+            raise NotDifferentiable(
+                f"`log_density` jumps in x at a place that depends on theta (`{jump.primitive}` at"
+                f" {jump.where}): the derivative of where it jumps would be lost. Write x in units"
+                " in which the place is fixed (a support (0, 1) scaled by theta), or vouch for"
+                " what is continuous with `diffmh.continuous(function)`."
+            )
+    return tuple(found)
 
 
 def _check_densities(simulation, theta, x, args) -> None:
@@ -132,6 +163,7 @@ def _check_observable(value: PyTree) -> PyTree:
     leaves = jax.tree_util.tree_leaves_with_path(value)
     if not leaves:
         raise TypeError(f"`f` must return numbers, got {value!r}.")
+    _validate.no_empty_leaves(value, "what `f` returns")
     for path, leaf in leaves:
         whole = jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_
         if not whole:

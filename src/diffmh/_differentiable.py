@@ -48,8 +48,10 @@ def _refuse_data(closed_over, d_args):
         raise NotDifferentiable(
             "A derivative was asked for with respect to `init`, to an array in the kernel, or to a"
             " value that `log_density`, `f` or"
-            " the program closes over. Make what you differentiate a part of `theta`, or hide it"
-            " with `jax.lax.stop_gradient`."
+            " the program closes over. Make what you differentiate a part of `theta` (a proposal's"
+            " parameters too: `MetropolisHastings(log_density, lambda theta: GaussianWalk(...))`)."
+            " If its derivative is not wanted, close over `jax.lax.stop_gradient(value)`: within"
+            " `log_density`, `f` or the program it is too late."
         )
 
 
@@ -99,3 +101,19 @@ def _refuse_second_derivative(primals, tangents):
         " diffmh estimates first derivatives"
         " only. For curvature, difference `jax.grad` at two values of theta with the same key."
     )
+
+
+def not_differentiable(tree, message: str):
+    """`tree`, whose differentiation is refused with a message: it would silently be zero."""
+
+    @eqx.filter_custom_jvp
+    def passed(tree):
+        return tree
+
+    @passed.def_jvp
+    def _refuse(primals, tangents):
+        if jax.tree.leaves(tangents):
+            raise NotDifferentiable(message)
+        return passed(*primals), jax.tree.map(lambda _: None, primals[0])
+
+    return passed(tree)

@@ -25,8 +25,14 @@ def concrete(*trees: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+# Counters are of 32 bits.
+_MOST = 2**31 - 1
+
+
 def count(value: Any, name: str, least: int = 1) -> int:
     """A whole number, at least `least`."""
+    if isinstance(value, float | np.floating) and value > _MOST:
+        value = int(value) if np.isfinite(value) else value
     if isinstance(value, bool | float | np.floating | np.bool_):
         raise TypeError(
             f"`{name}` must be a whole number, got {value!r}: write"
@@ -40,6 +46,11 @@ def count(value: Any, name: str, least: int = 1) -> int:
         ) from None
     if number < least:
         raise ValueError(f"`{name}` must be at least {least}, got {number}.")
+    if number > _MOST:
+        raise ValueError(
+            f"`{name}` must be at most {_MOST:,}, got {number:,}: take more chains, or average"
+            " several runs with keys of their own."
+        )
     return number
 
 
@@ -128,10 +139,22 @@ def state(tree: Any, what: str) -> Any:
             leaf, bool | int | float | np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
         ):
             raise TypeError(f"{where} is {leaf!r}, not an array.")
+        if 0 in jnp.shape(leaf):
+            raise ValueError(
+                f"{where} is empty, of shape {jnp.shape(leaf)}: leave it out of the state."
+            )
         dtype = jnp.result_type(leaf)
         if not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
             real_dtype(dtype, where)
     return tree
+
+
+def no_empty_leaves(tree: Any, what: str) -> None:
+    """Refuses arrays of size 0."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if 0 in jnp.shape(leaf):
+            where = f"{what}{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{where} has shape {jnp.shape(leaf)}: there is nothing in it.")
 
 
 def numbers(tree: Any, what: str) -> Any:

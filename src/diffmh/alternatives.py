@@ -96,7 +96,7 @@ def advance(
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
     candidates = flip_weight(at.step, weights).astype(slots.weight.dtype)
     pruned, born = prune(remaining, at, candidates, uniform)
-    score = jnp.sum(values.norm(candidates, pruned.scale))
+    score = jnp.sum(values.norm(candidates))
     return pruned, Events(recoupled, born, score)
 
 

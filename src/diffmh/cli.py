@@ -1,90 +1,87 @@
-"""The command `diffmh`: results on stdout, progress on stderr."""
+"""What the command `diffmh` does; its arguments are in `diffmh_command`."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
 import sys
-from typing import Annotated
 
-import typer
+import jax
+import jax.numpy as jnp
 
-app = typer.Typer(
-    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+from diffmh_command import main as main
+
+from .expectation import expectation
+from .models import gaussian
+
+PACKAGES = (
+    "diffmh",
+    "jax",
+    "jaxlib",
+    "equinox",
+    "jaxtyping",
+    "numpy",
+    "scipy",
+    "optax",
+    "matplotlib",
+    "tqdm",
 )
 
 
-@app.command()
 def reproduce(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Experiments or figure numbers; all of them for none.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        pathlib.Path, typer.Option(help="Where the data, the figures and the page go.")
-    ] = pathlib.Path("results"),
-    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Smaller runs: all six figures in under three minutes.")
-    ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the experiments and stop.")] = False,
-) -> None:
-    """Reproduces the paper's figures and puts them on a page. Exits with 1 if a verdict fails."""
-    from .reproduce import EXPERIMENTS
+    names: list[str],
+    out: pathlib.Path,
+    seed: int,
+    fast: bool,
+    again: bool = False,
+    only_list: bool = False,
+) -> int:
+    """Reproduces the paper's figures; the exit code."""
+    missing = [
+        name for name in ("matplotlib", "optax", "tqdm") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        return _refuse(
+            f"`diffmh reproduce` needs {', '.join(missing)}, not installed here:"
+            ' pip install "diffmh[reproduce]"'
+        )
+    from .reproduce import EXPERIMENTS, Refused, Stopped
     from .reproduce import reproduce as run
 
-    if list_:
+    if only_list:
         for experiment in EXPERIMENTS.values():
-            typer.echo(f"{experiment.name:<12} Fig. {experiment.figure}  {experiment.title}")
-        return
+            print(f"{experiment.name:<12} Fig. {experiment.figure}  {experiment.title}")
+        return 0
     try:
-        good = run(names or [], out, seed, fast)
-    except ValueError as error:
-        if "there is no experiment" not in str(error):
-            raise
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-    if not good:
-        raise typer.Exit(1)
+        return 0 if run(names, out, seed, fast, again) else 1
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        return 130 if isinstance(stop.__cause__, KeyboardInterrupt) else 2
+    except Refused as refusal:
+        return _refuse(str(refusal))
 
 
-@app.command()
-def doctor() -> None:
-    """Versions, devices and precision: what a report of a problem should say."""
-    import jax
-    import jax.numpy as jnp
+def _refuse(why: str) -> int:
+    print(f"diffmh: {why}", file=sys.stderr)
+    return 2
 
-    packages = (
-        "diffmh",
-        "jax",
-        "jaxlib",
-        "equinox",
-        "jaxtyping",
-        "numpy",
-        "optax",
-        "matplotlib",
-        "tqdm",
-        "typer",
-    )
-    for package in packages:
-        typer.echo(f"{package:<12} {_version(package)}")
-    typer.echo(
-        f"{'python':<12} {platform.python_version()} on {platform.system()} {platform.machine()}"
-    )
-    typer.echo(
-        f"{'devices':<12}"
-        f" {', '.join(f'{device.platform}:{device.id}' for device in jax.devices())},"
-        f" {os.cpu_count()} cores"
-    )
-    typer.echo(
-        f"{'precision':<12} {jnp.zeros(()).dtype} (x64"
-        f" {'on' if jax.config.jax_enable_x64 else 'off'})"
-    )  # pyright: ignore
-    typer.echo(f"{'gradient':<12} {_gradient()}")
+
+def doctor() -> int:
+    """Prints versions, devices and precision, and a derivative that is known."""
+    lines = {package: _version(package) for package in PACKAGES}
+    system = f"on {platform.system()} {platform.machine()}"
+    lines["python"] = f"{platform.python_version()} {system}"
+    devices = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
+    lines["devices"] = f"{devices}, {os.cpu_count()} cores"
+    wide = jnp.zeros(()).dtype == jnp.float64
+    lines["precision"] = f"{jnp.zeros(()).dtype} (x64 {'on' if wide else 'off'})"
+    lines["gradient"], good = _gradient()
+    for name, line in lines.items():
+        print(f"{name:<12} {line}")
+    return 0 if good else 1
 
 
 def _version(package: str) -> str:
@@ -94,24 +91,15 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _gradient() -> str:
+def _gradient() -> tuple[str, bool]:
     """A derivative that is known, as a sign of life."""
-    import jax
-
-    from .expectation import expectation
-    from .models import gaussian
-
-    mean = expectation(
-        lambda theta, x: x, gaussian.sampler(), init=0.0, num_samples=500, burn_in=50, num_chains=64
-    )
+    runs = {"init": 0.0, "num_samples": 500, "burn_in": 50, "num_chains": 64}
+    mean = expectation(lambda theta, x: x, gaussian.sampler(), **runs)
     report = mean.run(0.5, jax.random.key(0))
     value, error = float(report.gradient), float(report.gradient_error)
     good = abs(value - 1.0) < 5 * error
-    return f"dE[x]/dθ on N(θ, 1) is {value:.3f} ± {error:.3f}, exact 1: {'good' if good else 'NOT what it should be'}"
-
-
-def main() -> None:
-    app()
+    verdict = "good" if good else "NOT what it should be"
+    return f"dE[x]/dθ on N(θ, 1) is {value:.3f} ± {error:.3f}, exact 1: {verdict}", good
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ._lowering.chains import over_chains
 from .alternatives import Alternatives, Events
 from .decisions import Acceptance
 from .kernel import Step
+from .values import norm
 
 # Batches per chain whose means tell the effective number of samples.
 _BATCHES = 16
@@ -49,7 +50,10 @@ class Counts(eqx.Module):
     @staticmethod
     def zeros(num_leaves: int, origin: Float[Array, "F"]) -> Counts:
         count, size, no = jnp.zeros((), int), jnp.zeros(()), jnp.zeros((), bool)
-        return Counts(*(count,) * 8, size, size, (no,) * num_leaves, origin)
+        moved = (no,) * num_leaves
+        return Counts(
+            count, count, count, count, count, count, count, count, size, size, moved, origin
+        )
 
     def note(self, step: Step, events: Events | None) -> Counts:
         """After an update."""
@@ -81,7 +85,7 @@ class Counts(eqx.Module):
         """After a whole step of the kernel."""
         if not isinstance(memory, Alternatives):
             return self
-        heaviest = jnp.max(jnp.abs(memory.weight)).astype(self.max_weight.dtype)
+        heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(
             self,
             slot_steps=self.slot_steps + memory.alive.size,

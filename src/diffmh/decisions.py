@@ -109,6 +109,8 @@ class Acceptance(Decision):
 
     @property
     def num_ties(self):
+        if self.log_ratio.tangent is None:
+            return jnp.zeros((), int)
         moves = jnp.any(self.log_accept_gradient != 0, axis=0)
         return jnp.sum((self.log_ratio.primal == 0) & moves)
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
-from ._differentiable import differentiable
+from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
@@ -75,11 +75,14 @@ class Expectation(Differentiable):
     def __init__(self, simulation: Simulation):
         self.simulation = simulation
         self.num_chains = simulation.num_chains
-        self._admitted: dict[Any, _admission.Admission] = {}
+        self._admitted: dict[Any, tuple[_admission.Admission, tuple[Any, ...]]] = {}
 
     def __repr__(self) -> str:
         s = self.simulation
-        return f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in}, num_chains={s.num_chains}, estimator={s.estimator})"
+        return (
+            f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in},"
+            f" num_chains={s.num_chains}, estimator={s.estimator})"
+        )
 
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)
@@ -91,9 +94,16 @@ class Expectation(Differentiable):
         return form.unflatten(differentiable(value, jacobian, theta, key, args))
 
     def run_chains(self, theta, key=None, *args):
+        theta = not_differentiable(
+            theta,
+            "`.run` and `.run_chains` report value and derivative of their own; to differentiate,"
+            " call the expectation itself, or its `.per_chain`.",
+        )
         simulation, form, theta, key, args = self._admit(theta, key, args)
         outcome, jacobian = _diagnosed(simulation, theta, key, args)
-        return RunChains(form.unflatten, theta, outcome.observed.value, jacobian, (outcome,))
+        return RunChains(
+            form.unflatten, theta, outcome.observed.value, jacobian, (outcome,), form.jumps
+        )
 
     def _admit(self, theta, key, args):
         """Refuses what cannot be run, once for each form of the arguments, and what can be seen
@@ -106,18 +116,15 @@ class Expectation(Differentiable):
         )
         dynamic, static = eqx.partition((theta, args), eqx.is_array)
         described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), dynamic)
-        signature = (
-            jax.tree.structure(dynamic),
-            str(described),
-            jax.tree.structure(static),
-            str(static),
-            key.dtype,
-        )
-        admission = self._admitted.get(signature)
+        structures = (jax.tree.structure(dynamic), jax.tree.structure(static))
+        # Objects by identity: two that look alike need not compute alike. `held` keeps them alive.
+        held = tuple(jax.tree.leaves(static))
+        signature = (*structures, str(described), tuple(map(_identity, held)), key.dtype)
+        admission, _ = self._admitted.get(signature, (None, held))
         if admission is None:
             admission = _admission.admit(self.simulation, theta, key, args)
             if not admission.closes_over_tracers:
-                self._admitted[signature] = admission
+                self._admitted[signature] = (admission, held)
         if not admission.closes_over_tracers:
             _admission.check_start(self.simulation, theta, key, args)
         simulation = dataclasses.replace(
@@ -187,6 +194,11 @@ def expectation(
         mesh=None if mesh is None else check_mesh(mesh, num_chains),
     )
     return Expectation(simulation)
+
+
+def _identity(leaf: Any) -> Any:
+    plain = isinstance(leaf, str | bytes | int | float | complex | None)
+    return (type(leaf), leaf) if plain else id(leaf)
 
 
 @eqx.filter_jit

@@ -128,6 +128,9 @@ class Update(Kernel):
         as the candidate has it. Values only: an alternative has no tangent.
         """
 
+    def refuse_start(self, x: PyTree) -> None:
+        """Refuses a start state, whose values are known, that it cannot move."""
+
     def coupling_noise(self, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
         """The randomness that `coupled_step` needs beyond the primal's."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +62,10 @@ def optimise(
 
     - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; or
       any function of `(theta, key, *args)` that JAX differentiates.
-    - `optimizer`: an `optax.GradientTransformation`.
+    - `optimizer`: an `optax.GradientTransformation`. One with a line search (`optax.lbfgs()`) asks
+      for values of the objective at other parameters: they are computed with the iteration's key.
+      The value of a chain with a fixed key jumps, so a line search suits objectives that are not
+      random; for others prefer `optax.adam` or `optax.lbfgs(linesearch=None)`.
     - `maximise`: climb rather than descend.
     - `average_from`: the share of the iterations that the average leaves out. The gradients are
       random, so single iterates scatter about the optimum; their average scatters far less.
@@ -88,6 +92,7 @@ def optimise(
         raise ValueError(
             f"`optimise(average_from=...)` must be at least 0 and below 1, got {average_from}."
         )
+    _refuse_unless_optimizer(optimizer)
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     state = optimizer.init(theta)
     iterates: list[tuple[PyTree, _Evaluation]] = []
@@ -123,8 +128,13 @@ def optimise(
 def _step(objective, optimizer, maximise: bool, theta, state, key, args):
     evaluate = _by_chain if isinstance(objective, Differentiable) else _plain
     found = evaluate(objective, theta, key, args)
-    downhill = jax.tree.map(jnp.negative, found.gradient) if maximise else found.gradient
-    updates, state = optimizer.update(downhill, state, theta)
+    sign = -1.0 if maximise else 1.0
+    downhill = jax.tree.map(lambda leaf: sign * leaf, found.gradient)
+
+    def height(theta):
+        return sign * objective(theta, key, *args)
+
+    updates, state = _update(optimizer, downhill, state, theta, sign * found.value, height)
     return (
         found,
         jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), theta, updates),
@@ -132,10 +142,36 @@ def _step(objective, optimizer, maximise: bool, theta, state, key, args):
     )
 
 
+def _update(optimizer, gradient, state, theta, value, height):
+    """The optimiser's step; one that takes more than the gradient gets the value and the objective
+    too.
+    """
+    accepts = inspect.signature(optimizer.update).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepts):
+        named = {"value": value, "grad": gradient, "value_fn": height}
+        extra = {p.name: named[p.name] for p in accepts if p.name in named}
+        return optimizer.update(gradient, state, theta, **extra)
+    return optimizer.update(gradient, state, theta, value=value, grad=gradient, value_fn=height)
+
+
+def _refuse_unless_optimizer(optimizer: Any) -> None:
+    if callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None)):
+        return
+    advice = ""
+    if callable(optimizer):
+        advice = (
+            f": call it, as in `optimizer=optax.{getattr(optimizer, '__name__', 'adam')}(0.01)`"
+        )
+    raise TypeError(
+        "`optimise(optimizer=...)` must be an `optax.GradientTransformation`, such as"
+        f" `optax.adam(0.01)`, got {optimizer!r}{advice}."
+    )
+
+
 def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:
     """Value and gradient with errors from the spread over chains, both from one run."""
     values, pull = eqx.filter_vjp(lambda theta: objective.per_chain(theta, key, *args), theta)
-    _refuse_unless_scalar(values[0])
+    _refuse_unless_scalar(jax.tree.map(lambda leaf: leaf[0], values))
     num_chains = values.shape[0]
     gradients = jax.vmap(lambda chain: pull(chain)[0])(jnp.eye(num_chains, dtype=values.dtype))
     mean = lambda leaf: jnp.mean(leaf, axis=0)
@@ -155,10 +191,11 @@ def _plain(objective, theta, key, args) -> _Evaluation:
 
 def _refuse_unless_scalar(value):
     if getattr(value, "shape", None) != ():
-        form = jax.tree.map(lambda leaf: leaf.shape, value)
+        form = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), value)
         raise ValueError(
             "`optimise(objective, ...)` needs an objective with one number as its value, got shape"
-            f" {form}."
+            f" {form}: make one of them, as in `diffmh.compose(lambda theta, m: jnp.sum(m),"
+            " objective)`."
         )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .counts import Watch
+from ._continuity import Jump
+from .findings import Finding, cannot_be_right, find
 from .simulation import Outcome
 
 
@@ -26,6 +27,7 @@ class RunChains(eqx.Module):
     value: Float[Array, "F C"]
     jacobian: Float[Array, "P F C"]
     outcomes: tuple[Outcome, ...]
+    jumps: tuple[Jump, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -44,6 +46,7 @@ class Report(eqx.Module):
     - `max_weight`: the largest weight that an alternative had.
     - `effective_samples`: how many independent samples would give f's value the same error; like
       `value`.
+    - `num_chains`: how many chains the errors come from.
     - `nan_proposals`: proposals whose log density was NaN; they are never accepted.
     - `warnings`: what looks wrong, and what to do about it.
     - `notes`: what else there is to say, such as what other estimators would have had.
@@ -61,8 +64,29 @@ class Report(eqx.Module):
     max_weight: float
     effective_samples: PyTree
     nan_proposals: int
+    num_chains: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
+        """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
+        axis of two ends, `mean ± t(C − 1) · error` with Student's quantile for C chains.
+
+        >>> import jax, diffmh
+        >>> from diffmh.models import gaussian
+        >>> mean = diffmh.expectation(lambda t, x: x, gaussian.sampler(), init=0.0, num_samples=500)
+        >>> value, gradient = mean.run(0.5, jax.random.key(0)).interval(0.99)
+        >>> bool(gradient[0] < 1 < gradient[1])
+        True
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"`interval(level)` must lie between 0 and 1, got {level}.")
+        from scipy.special import stdtrit
+
+        quantile = stdtrit(self.num_chains - 1, 0.5 + level / 2)
+        ends = lambda mean, error: jnp.stack([mean - quantile * error, mean + quantile * error], -1)
+        value = jax.tree.map(ends, self.value, self.value_error)
+        return value, jax.tree.map(ends, self.gradient, self.gradient_error)
 
     def __str__(self) -> str:
         lines = ["value    " + with_errors(self.value, self.value_error)]
@@ -85,7 +109,7 @@ def report(chains: RunChains) -> Report:
     """Summarises the chains of a run."""
     value, value_error = mean_and_error(chains.value)
     slope, slope_error = mean_and_error(chains.jacobian)
-    findings = [_find(outcome) for outcome in chains.outcomes]
+    findings = [find(outcome) for outcome in chains.outcomes]
     effective = [finding.effective_samples for finding in findings]
     # Replicates of a program are independent. A composed value has no samples of its own: it is as
     # good as the worst expectation behind it.
@@ -109,16 +133,24 @@ def report(chains: RunChains) -> Report:
         max_weight=_largest(finding.max_weight for finding in findings),
         effective_samples=like_value(np.broadcast_to(shared, value.shape)),
         nan_proposals=sum(finding.nan_proposals for finding in findings),
+        num_chains=chains.value.shape[-1],
         warnings=tuple(
-            dict.fromkeys(
-                (
-                    *(warning for finding in findings for warning in finding.warnings()),
-                    *chains.warnings,
-                )
-            )
+            dict.fromkeys((*_warnings(chains, findings, slope, slope_error), *chains.warnings))
         ),
         notes=chains.notes,
     )
+
+
+def _warnings(chains: RunChains, findings: list[Finding], slope, slope_error) -> Iterable[str]:
+    for finding in findings:
+        yield from finding.warnings()
+    for jump in chains.jumps:
+        yield (
+            f"`log_density` may jump in x at a place that depends on theta (`{jump.primitive}` at"
+            f" {jump.where}), and the derivative of where it jumps would be lost. If it is"
+            " continuous there, say so with `diffmh.continuous(function)`."
+        )
+    yield from cannot_be_right(chains.theta, slope, slope_error)
 
 
 def _largest(values: Iterable[float]) -> float:
@@ -126,117 +158,9 @@ def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-class _Finding(eqx.Module):
-    """What one simulation's counts say."""
-
-    acceptance_rate: float
-    least_acceptance: float
-    recoupling_time: float
-    alive_fraction: float
-    max_weight: float
-    weight_share: float
-    effective_samples: Float[np.ndarray, "F"]
-    num_samples: float
-    num_chains: int
-    nan_proposals: int
-
-    def warnings(self) -> list[str]:
-        found = []
-        if self.nan_proposals:
-            found.append(
-                f"the log density was NaN at {self.nan_proposals:,} proposals, which were rejected:"
-                " let `log_density` return -inf"
-                " outside the support."
-            )
-        if self.least_acceptance < 0.005:
-            found.append(
-                f"a chain is stuck: it accepted {self.least_acceptance:.2%} of its proposals."
-                " Propose smaller steps, or start"
-                " nearer to where the density lies."
-            )
-        if self.alive_fraction > 0.5 and self.recoupling_time > 0.1 * self.num_samples:
-            found.append(
-                "alternatives hardly ever recouple with the primal: the gradient is unbiased but"
-                " its variance grows with the length"
-                " of the chain. Choose a coupling under which chains meet (`Maximal()`,"
-                " `MaximalReflection()`), or a better"
-                " proposal."
-            )
-        if self.weight_share > 0.2 and self.num_samples >= 100:
-            found.append(
-                f"one alternative carried {self.weight_share:.0%} of all the weight born in its"
-                " chain: the gradient rests on"
-                " few alternatives, and its error may be underestimated. Use weights='two-sided',"
-                " more alternatives, or a coupling"
-                " under which chains meet sooner."
-            )
-        if np.nanmin(np.append(self.effective_samples, np.inf)) < 5 * self.num_chains:
-            found.append(
-                "there are fewer than 5 effective samples per chain: run longer, or propose better."
-            )
-        return found
-
-
-def _find(outcome: Outcome) -> _Finding:
-    assert isinstance(outcome.watch, Watch), "the run was not diagnosed"
-    counts = jax.tree.map(lambda leaf: np.asarray(leaf, float), outcome.watch.per_chain)
-    rates = counts.accepted / counts.decisions
-    has_slots = counts.slot_steps.sum() > 0
-    alive, recoupled = counts.alive.sum(), counts.recoupled.sum()
-    share = np.max(counts.max_weight / np.where(counts.weight_born > 0, counts.weight_born, np.inf))
-    return _Finding(
-        acceptance_rate=float(rates.mean()),
-        least_acceptance=float(rates.min()),
-        # Time at risk over events: the right mean also when other alternatives were pruned before
-        # they met the primal.
-        recoupling_time=(float(alive / recoupled) if recoupled else math.inf)
-        if has_slots
-        else math.nan,
-        alive_fraction=float(alive / counts.slot_steps.sum()) if has_slots else math.nan,
-        max_weight=float(counts.max_weight.max()) if has_slots else math.nan,
-        weight_share=float(share),
-        effective_samples=_effective_samples(outcome),
-        num_samples=float(outcome.watch.lengths.sum()),
-        num_chains=outcome.observed.value.shape[-1],
-        nan_proposals=int(counts.nan.sum()),
-    )
-
-
-def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
-    """`C N σ² / (L s²)`, with σ² the variance of f over all samples and s² that of its means over
-    batches of length L.
-
-    Where batches are too short to be independent the chains' own means tell: C σ² over their
-    variance, if that is less than half.
-    """
-    assert isinstance(outcome.watch, Watch), "the run was not diagnosed"
-    lengths = np.asarray(outcome.watch.lengths, float)
-    sums, lengths = (
-        np.asarray(outcome.watch.sums, float)[lengths > 0],
-        lengths[lengths > 0][:, None, None],
-    )
-    means, origin = (
-        np.asarray(outcome.observed.value, float),
-        np.asarray(outcome.watch.per_chain.origin, float),
-    )
-    about = means.mean(axis=-1, keepdims=True)
-    within = np.asarray(outcome.observed.watched, float) - (means - origin) ** 2
-    variance = np.mean(within + (means - about) ** 2, axis=-1)
-    batch_variance = np.sum(lengths * (sums / lengths - about) ** 2, axis=(0, 2)) / max(
-        1, sums[:, 0].size - 1
-    )
-    chain_variance = lengths.sum() * means.var(axis=-1, ddof=1)
-    longest = np.where(chain_variance > 2 * batch_variance, chain_variance, batch_variance)
-    positive = (variance > 0) & (longest > 0)
-    return np.where(
-        positive,
-        lengths.sum() * means.shape[-1] * variance / np.where(positive, longest, 1.0),
-        np.nan,
-    )
-
-
 def mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:
-    values = np.asarray(per_chain)
+    # In double precision: the square of a small number would vanish in single.
+    values = np.asarray(per_chain, float)
     return values.mean(axis=-1), values.std(axis=-1, ddof=1) / math.sqrt(values.shape[-1])
 
 

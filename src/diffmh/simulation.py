@@ -137,10 +137,14 @@ class Progress(eqx.Module):
 
 
 class Outcome(eqx.Module):
-    """The averages over each chain's samples, chains last, and what was watched on the way."""
+    """The averages over each chain's samples, chains last, and what was watched on the way: counts,
+    and the largest `|log g|` where the chain ended.
+    """
 
     observed: Observed
     watch: Watch | Silent
+    log_density: Float[Array, "C"] | None
+    estimator: str = eqx.field(static=True)
 
 
 class Loop(eqx.Module):
@@ -347,7 +351,17 @@ class Loop(eqx.Module):
         """A chain whose log density is not finite at its start has NaN for its averages."""
         count = self.simulation.num_samples
         mean = lambda total: jnp.where(progress.startable, total / count, jnp.nan)
-        return Outcome(jax.tree.map(mean, progress.sums.value()), progress.watch)
+        log_density, estimator = None, type(self.simulation.estimator).__name__
+        if self.diagnose:
+            log_density = over_chains(self._largest_log_density)(progress.chains.state.x)
+        return Outcome(
+            jax.tree.map(mean, progress.sums.value()), progress.watch, log_density, estimator
+        )
+
+    def _largest_log_density(self, x: PyTree) -> Float[Array, ""]:
+        updates = self.simulation.kernel.updates()
+        densities = [update.log_density(self.theta, x, *self.args) for update in updates]
+        return jnp.max(jnp.abs(jnp.stack(densities)))
 
 
 def _primal(step: Step) -> PyTree:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from . import _trees, _validate
+from . import _admission, _trees, _validate
+from ._differentiable import not_differentiable
 from .estimators import StochasticDerivative
 from .kernel import Kernel
 from .simulation import Chain, Loop, Simulation
@@ -83,11 +84,18 @@ def trace(
     _validate.instance(kernel, Kernel, where, "kernel")
     estimator = StochasticDerivative() if estimator is None else estimator
     _validate.instance(estimator, StochasticDerivative, where, "estimator")
+    theta = not_differentiable(
+        theta,
+        "`trace` keeps a path to look at and is not differentiated: differentiate what"
+        " `diffmh.expectation` returns.",
+    )
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     estimator.refuse(kernel, sum(leaf.size for leaf in jax.tree.leaves(theta)), 0)
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
     num_steps = _validate.count(num_steps, "num_steps=...")
     simulation = Simulation(kernel, start, _nothing, estimator, num_steps, 0, 1)
+    _admission.admit(simulation, theta, key, args)
+    _admission.check_start(simulation, theta, key, args)
     return _follow(simulation, theta, key, args)
 
 

@@ -160,7 +160,7 @@ class Cond:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
     """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a
-    conditional.
+    conditional; `vouched` says that a user takes responsibility for its being continuous.
     """
 
     primitive: str
@@ -170,6 +170,7 @@ class Equation:
     control: Scan | While | Cond | None
     where: str
     _bind: Callable[..., tuple[Any, ...]]
+    vouched: bool = False
 
     @property
     def inner(self) -> tuple[Program, ...]:

@@ -1,48 +1,20 @@
-"""Coupling: the interface, and its faster form in which the noise is drawn ahead of the time
-loop.
+"""The faster form of a coupling, in which the noise is drawn ahead of the time loop, and how any
+coupling is applied.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-import equinox as eqx
 import jax
 from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate
-from ..proposals import On, Proposal
-from ..proposals import draw as draw_proposal
+from ..proposals import Coupling, On, Proposal, proposal_noise
 
 # `propose` may be handed the very key that drew `x_new`. What a coupling draws itself comes from
 # that key folded with this number, a counter that no proposal's own draws reach.
 _OWN = 0x636F7570
-
-
-class Coupling(eqx.Module):
-    """The joint proposal of two chains: given `x`, `x_new ~ q(· | x)` and `y`, draw `y_new`.
-    Subclass it to write your own.
-
-    It must keep two promises, which `diffmh.check` tries:
-
-    - *marginal*: averaged over `x_new` and the key, `y_new ~ q(· | y)`; else the derivative is
-      biased;
-    - *faithful*: `y = x` implies `y_new = x_new` bit for bit, so that chains that met stay
-      together.
-
-    In the time loop `key` is the coupling's own, independent of `x_new`.
-
-    >>> import jax, diffmh
-    >>> class Antithetic(diffmh.Coupling):                       # for GaussianWalk: y moves against x
-    ...     def propose(self, key, proposal, x, x_new, y):
-    ...         return jax.numpy.where(x == y, x_new, y - (x_new - x))
-    """
-
-    @abstractmethod
-    def propose(
-        self, key: Key[Array, ""], proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree
-    ) -> PyTree:
-        """Draws `y_new`."""
 
 
 class NoiseCoupling(Coupling):
@@ -71,20 +43,19 @@ class NoiseCoupling(Coupling):
         have.
         """
         first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-        primal_noise = first(draw_proposal(proposal, key, x, 1))
-        return couple(
-            self, proposal, x, x_new, y, primal_noise, first(draw(self, proposal, key, x, 1))
-        )
+        primal_noise = first(proposal_noise(proposal, key, x, 1))
+        noise = first(coupling_noise(self, proposal, key, x, 1))
+        return couple(self, proposal, x, x_new, y, primal_noise, noise)
 
 
-def draw(
+def coupling_noise(
     coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int
 ) -> PyTree:
     """The coupling's own randomness for `num_steps` steps: noise where it has it apart, else a
     key for each.
     """
     if isinstance(proposal, On):
-        return draw(coupling, proposal.proposal, key, proposal.where(x), num_steps)
+        return coupling_noise(coupling, proposal.proposal, key, proposal.form(x), num_steps)
     own = jax.random.fold_in(key, _OWN)
     if isinstance(coupling, NoiseCoupling):
         return coupling.noise(own, proposal, x, num_steps)
@@ -100,8 +71,8 @@ def couple(
     primal_noise: PyTree,
     noise: PyTree,
 ) -> PyTree:
-    """`y_new`, from the primal's noise and one step's worth of `draw`; faithful whatever the
-    coupling.
+    """`y_new`, from the primal's noise and one step's worth of `coupling_noise`; faithful
+    whatever the coupling.
     """
     if isinstance(proposal, On):
         part = proposal.where

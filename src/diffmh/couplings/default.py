@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from ..proposals import GaussianProposal, Independence, On, Proposal, SpinFlip
-from .coupling import Coupling
+from .. import _validate
+from ..proposals import (
+    Coupling,
+    FiniteProposal,
+    GaussianProposal,
+    NoiseProposal,
+    On,
+    OneLabel,
+    Proposal,
+)
 from .maximal import Maximal
 from .maximal_reflection import MaximalReflection
+from .nearly_maximal import NearlyMaximal
 from .same_noise import CommonRandomNumbers
+from .same_site import SameSite
 
 
 def best_coupling(proposal: Proposal) -> Coupling:
-    """The coupling under which chains with this proposal meet soonest, of those that are
-    offered.
-    """
+    """The coupling that the proposal names as its best, else the one that suits its kind."""
+    named = proposal.best_coupling()
+    if named is not None:
+        where = f"{type(proposal).__name__}.best_coupling()"
+        return _validate.instance(named, Coupling, where, "what it returns")
     match proposal:
         case On():
             return best_coupling(proposal.proposal)
         case GaussianProposal():
             return MaximalReflection()
-        case SpinFlip() | Independence():
+        case OneLabel():
+            return SameSite()
+        case FiniteProposal():
+            return Maximal()
+        case NoiseProposal():
             return CommonRandomNumbers()
         case _:
-            return Maximal()
+            return NearlyMaximal()
 
 
 def refuse_mismatch(coupling: Coupling, proposal: Proposal) -> None:
@@ -29,9 +45,9 @@ def refuse_mismatch(coupling: Coupling, proposal: Proposal) -> None:
     inner = proposal
     while isinstance(inner, On):
         inner = inner.proposal
-    if isinstance(coupling, MaximalReflection) and not isinstance(inner, GaussianProposal):
+    reason = coupling.mismatch(inner)
+    if reason is not None:
+        better = type(best_coupling(inner)).__name__
         raise ValueError(
-            f"`MaximalReflection()` reflects Gaussian steps, and `{type(inner).__name__}` does not"
-            " take any:"
-            f" use `{type(best_coupling(inner)).__name__}()`, or leave `coupling` out."
+            f"`{type(coupling).__name__}()` {reason}: use `{better}()`, or leave `coupling` out."
         )

@@ -7,9 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .. import _trees
+from .._inversion import index_from_uniform
 from ..proposals import FiniteProposal, Proposal
-from ..proposals.finite import index_from_uniform
 from .coupling import NoiseCoupling
+
+# The residual is where q(·|y) > q(·|x). So many draws from q(·|y) in a row that are not there mean
+# that `log_prob` is not the density of `sample` (not normalised, say): the residual is empty, and
+# the loop would never end. Where `log_prob` is NaN it ends at once.
+_VAIN_TRIES = 1_000
 
 
 class Maximal(NoiseCoupling):
@@ -17,8 +22,9 @@ class Maximal(NoiseCoupling):
 
     Keep `x'` with probability `min(1, q(x'|y) / q(x'|x))`; else draw `y'` from the residual `q(·|y)
     − min(q(·|x), q(·|y))`. On finite spaces the residual is written down, with no loop. For any
-    other proposal with a density it is drawn by rejection: one further proposal on average, more
-    when the chains are close but do not meet.
+    other proposal with a density it is drawn by rejection: one further proposal on average, but
+    `1/R` where the residual has the mass `R`, and chains that run side by side all wait for the
+    slowest: see `NearlyMaximal`.
     """
 
     def noise(self, key, proposal, x, num_steps):
@@ -42,24 +48,28 @@ def _finite(proposal: FiniteProposal, x, x_new, y, uniforms):
 def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) -> PyTree:
     key_keep, key_residual = jax.random.split(key)
 
-    def covered(state, near, far, key):
-        """With probability `min(1, q(state|far) / q(state|near))`: the part of q(·|near) under
-        q(·|far).
-        """
-        log_ratio = proposal.log_prob(far, state) - proposal.log_prob(near, state)
+    def log_ratio(state, near, far):
+        """The part of q(·|near) under q(·|far) at `state`; 1 or more where it is all of it."""
+        return proposal.log_prob(far, state) - proposal.log_prob(near, state)
+
+    def covered(log_ratio, key):
         return jax.random.uniform(key) < jnp.exp(jnp.minimum(0.0, log_ratio))
 
     # Chains that have met keep x' whatever rounding says: the residual is empty, and the loop would
     # never end.
-    keep = covered(x_new, x, y, key_keep) | _trees.equal(x, y)
+    keep = covered(log_ratio(x_new, x, y), key_keep) | _trees.equal(x, y)
 
     def try_again(carry):
-        _, key, _ = carry
+        _, key, _, vain = carry
         key, key_sample, key_accept = jax.random.split(key, 3)
         candidate = proposal.sample(key_sample, y)
-        return candidate, key, ~covered(candidate, y, x, key_accept)
+        ratio = log_ratio(candidate, y, x)
+        vain = jnp.where(ratio >= 0, vain + 1, 0)
+        return candidate, key, ~covered(ratio, key_accept), vain
 
-    y_new, _, _ = jax.lax.while_loop(
-        lambda carry: ~carry[2], try_again, (x_new, key_residual, keep)
+    y_new, *_ = jax.lax.while_loop(
+        lambda carry: ~carry[2] & (carry[3] < _VAIN_TRIES),
+        try_again,
+        (x_new, key_residual, keep, jnp.zeros((), int)),
     )
     return y_new

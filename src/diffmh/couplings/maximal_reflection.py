@@ -19,6 +19,11 @@ class MaximalReflection(NoiseCoupling):
     Gaussian.
     """
 
+    def mismatch(self, proposal):
+        if isinstance(proposal, GaussianProposal):
+            return None
+        return f"reflects Gaussian steps, and `{type(proposal).__name__}` does not take any"
+
     def noise(self, key, proposal, x, num_steps):
         return jax.random.uniform(key, (num_steps,))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..proposals import draw, move
+from ..proposals import move, proposal_noise
 from .coupling import NoiseCoupling
 
 
@@ -27,7 +27,7 @@ class Independent(NoiseCoupling):
     """
 
     def noise(self, key, proposal, x, num_steps):
-        return draw(proposal, key, x, num_steps)
+        return proposal_noise(proposal, key, x, num_steps)
 
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
         return move(proposal, y, noise)

@@ -81,10 +81,10 @@ class MetropolisHastings(Update):
     def noise(self, key, x, num_steps):
         key_propose, key_accept = jax.random.split(key)
         uniform = jax.random.uniform(key_accept, (num_steps,))
-        return Noise(proposals.draw(self.proposal, key_propose, x, num_steps), uniform)
+        return Noise(proposals.proposal_noise(self.proposal, key_propose, x, num_steps), uniform)
 
     def coupling_noise(self, key, x, num_steps):
-        return couplings.draw(self.coupling, self.proposal, key, x, num_steps)
+        return couplings.coupling_noise(self.coupling, self.proposal, key, x, num_steps)
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
         def propose(x):
@@ -113,6 +113,9 @@ class MetropolisHastings(Update):
         other = _trees.select(step.decisions[0].outcome, step.before, step.proposed)
         return State(other.x, other.memory)
 
+    def refuse_start(self, x):
+        self.proposal.refuse_start(x)
+
     @property
     def target(self) -> Any:
         return self.density
@@ -137,7 +140,16 @@ class MetropolisHastings(Update):
 
     def _log_proposal_ratio(self, parameters: Parameters, x: Value, x_new: Value) -> Value:
         """`log q(x|x') − log q(x'|x)`."""
-        log_prob = self.proposal.log_prob
+
+        def log_prob(x, x_new):
+            log_q = self.proposal.log_prob(x, x_new)
+            if jnp.shape(log_q) != ():
+                raise TypeError(
+                    f"`{type(self.proposal).__name__}.log_prob` must return a scalar, got shape"
+                    f" {jnp.shape(log_q)}: add the terms up with `jnp.sum`."
+                )
+            return log_q
+
         if x.tangent is None and parameters.differentiate:
             ratio = log_prob(x_new.primal, x.primal) - log_prob(x.primal, x_new.primal)
             return Value(ratio, jnp.zeros((), ratio.dtype))

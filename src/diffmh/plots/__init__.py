@@ -1,10 +1,10 @@
-"""Figures, drawn from saved data: each module's `figure(data)` takes arrays by name and returns
-a matplotlib `Figure`.
+"""Pictures of what the library returns: each function takes one of its objects and gives a
+matplotlib `Figure`, to show in a notebook or to save with `figure.savefig("name.png")`.
+
+matplotlib is imported when a picture is drawn, not before; it comes with `pip install
+"diffmh[plots]"`.
 """
 
-from . import ascent as ascent
-from . import branching as branching
-from . import ising as ising
-from . import mixture as mixture
-from . import recoupling as recoupling
-from . import variance as variance
+from .ascent import ascent as ascent
+from .report import report as report
+from .trace import trace as trace

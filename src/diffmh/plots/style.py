@@ -1,28 +1,55 @@
-"""One look for all figures."""
+"""One look for all figures, and the only place that loads matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-INK, GREY, FAINT = "#1f2328", "#8b949e", "#d8dee4"
+INK, GREY, FAINT, PAPER = "#1f2328", "#8b949e", "#d8dee4", "#ffffff"
 RED, BLUE, GREEN, AMBER, VIOLET = "#c8102e", "#1f5fbf", "#1a7f4b", "#b7791f", "#6f42c1"
 COMPONENTS = (BLUE, GREEN, AMBER)
+# As wide as a phone's column, so that its letters are as large there as elsewhere.
+NARROW = 3.9
 
 
-def panels(*widths: float, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side, of these widths in inches."""
-    figure = Figure(figsize=(sum(widths), height), layout="constrained")
-    axes = list(figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0])
+def empty(width: float, height: float) -> Figure:
+    """A figure of this size in inches, without a window and without global state."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        raise ModuleNotFoundError(
+            "`diffmh.plots` draws with matplotlib, which is not installed:"
+            ' pip install "diffmh[plots]"',
+            name="matplotlib",
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+
+
+def panels(*widths: float, height: float = 3.0, narrow: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure with panels of these widths in inches side by side; one below the other if
+    narrow.
+    """
+    if narrow:
+        heights = [height * min(1.0, NARROW / width) for width in widths]
+        figure = empty(NARROW, sum(heights))
+        axes = list(figure.subplots(len(widths), 1, height_ratios=heights, squeeze=False)[:, 0])
+    else:
+        figure = empty(sum(widths), height)
+        axes = list(figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0])
     plain(axes)
     return figure, axes
 
 
 def plain(axes: Iterable[Axes]) -> None:
-    """Two thin spines and small ticks."""
+    """Two thin spines and small ticks on the figure's paper."""
     for ax in axes:
+        ax.set_facecolor(PAPER)
         ax.spines[["top", "right"]].set_visible(False)
         ax.spines[["left", "bottom"]].set_color(GREY)
         ax.tick_params(colors=INK, labelsize=9)
@@ -38,3 +65,8 @@ def name(ax: Axes, title: str, x: str = "", y: str = "") -> None:
 def key(ax: Axes, **options) -> None:
     """A legend that stays out of the way."""
     ax.legend(frameon=False, fontsize=8.5, labelcolor=INK, **options)
+
+
+def opacity(weight: float, heaviest: float) -> float:
+    """Of an alternative's line: the heavier, the stronger, and never so faint that it is lost."""
+    return 0.25 + 0.75 * min(1.0, weight / heaviest) if heaviest > 0 else 1.0

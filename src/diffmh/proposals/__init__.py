@@ -8,8 +8,10 @@ from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
 from .independence import Independence as Independence
 from .on import On as On
+from .one_label import OneLabel as OneLabel
+from .proposal import Coupling as Coupling
 from .proposal import NoiseProposal as NoiseProposal
 from .proposal import Proposal as Proposal
-from .proposal import draw as draw
 from .proposal import move as move
+from .proposal import proposal_noise as proposal_noise
 from .spin_flip import SpinFlip as SpinFlip

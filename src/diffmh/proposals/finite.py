@@ -11,17 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .. import _validate
+from .._inversion import index_from_uniform
 from .proposal import NoiseProposal
-
-
-def index_from_uniform(
-    probabilities: Float[Array, "n"], uniform: Float[Array, ""]
-) -> Int[Array, ""]:
-    """The index drawn by inversion from `probabilities`, which need not sum to one. An index of
-    mass 0 is never drawn.
-    """
-    cumulative = jnp.cumsum(probabilities)
-    return jnp.sum(cumulative <= uniform * cumulative[-1])
 
 
 class FiniteProposal(NoiseProposal):
@@ -53,11 +44,14 @@ class OtherState(FiniteProposal):
         self.symmetric = True
 
     def noise(self, key, x, num_steps):
-        _check_index(x, "OtherState")
-        return jax.random.randint(key, (num_steps,), 1, self.num_states, dtype=x.dtype)
+        _check_index(x, "OtherState", self.num_states)
+        return jax.random.randint(key, (num_steps,), 1, self.num_states)
 
     def move(self, x, noise):
-        return (x + noise) % self.num_states
+        return shifted(x, noise, self.num_states)
+
+    def refuse_start(self, x):
+        refuse_labels(x, self.num_states, f"OtherState({self.num_states})")
 
     def probabilities(self, x):
         return jnp.where(jnp.arange(self.num_states) == x, 0.0, 1.0 / (self.num_states - 1))
@@ -70,7 +64,8 @@ class TransitionMatrix(FiniteProposal):
     Best coupled by `Maximal`.
 
     >>> import diffmh, jax, jax.numpy as jnp
-    >>> ring = diffmh.TransitionMatrix(jnp.array([[0.0, 0.9, 0.1], [0.1, 0.0, 0.9], [0.9, 0.1, 0.0]]))
+    >>> matrix = jnp.array([[0.0, 0.9, 0.1], [0.1, 0.0, 0.9], [0.9, 0.1, 0.0]])
+    >>> ring = diffmh.TransitionMatrix(matrix)
     >>> round(float(jnp.exp(ring.log_prob(jnp.array(0), jnp.array(1)))), 6)
     0.9
     """
@@ -99,7 +94,7 @@ class TransitionMatrix(FiniteProposal):
             self.symmetric = bool(np.all(values == values.T))
 
     def noise(self, key, x, num_steps):
-        _check_index(x, "TransitionMatrix")
+        _check_index(x, "TransitionMatrix", self.matrix.shape[0])
         return jax.random.uniform(key, (num_steps,), self.matrix.dtype)
 
     def move(self, x, noise):
@@ -108,10 +103,42 @@ class TransitionMatrix(FiniteProposal):
     def probabilities(self, x):
         return self.matrix[x]
 
+    def refuse_start(self, x):
+        size = self.matrix.shape[0]
+        refuse_labels(x, size, f"TransitionMatrix(matrix=...) of {size} states")
 
-def _check_index(x, name):
+
+def shifted(label: Array, shift: Array, num_values: int) -> Array:
+    """`(label + shift) mod num_values` for a shift of 1 to `num_values − 1`, in the label's type,
+    which need not hold the sum.
+    """
+    back = num_values - shift
+    wide = label.astype(shift.dtype)
+    return jnp.where(wide >= back, wide - back, wide + shift).astype(label.dtype)
+
+
+def refuse_labels(x: Array, num_values: int, name: str) -> None:
+    values = np.asarray(x)
+    wrong = values[(values < 0) | (values >= num_values)]
+    if wrong.size:
+        raise ValueError(
+            f"`{name}` moves labels 0 to {num_values - 1}, but the start has {wrong.flat[0]}: start"
+            " from one of these."
+        )
+
+
+def check_label_dtype(dtype, num_values: int, name: str) -> None:
+    if num_values - 1 > jnp.iinfo(dtype).max:
+        raise TypeError(
+            f"`{name}` moves labels 0 to {num_values - 1}, which {dtype} does not hold: start from"
+            " a wider integer such as int32."
+        )
+
+
+def _check_index(x, name, num_states):
     if not hasattr(x, "dtype") or x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(
             f"`{name}` moves one integer, the index of a state, got {x}: start from an integer such"
             " as 0."
         )
+    check_label_dtype(x.dtype, num_states, name)

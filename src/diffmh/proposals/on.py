@@ -6,24 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .. import _validate
-from .proposal import NoiseProposal, Proposal, draw, move
+from .proposal import NoiseProposal, Proposal, move, proposal_noise
 
 
 class On(NoiseProposal):
     """Moves the part `where(x)` of a state by `proposal` and leaves the rest.
 
-    `where` picks a node of the state, as in `equinox.tree_at`. A mixed state of labels and means is
+    `where` picks a node of the state, as in `equinox.tree_at`, or elements of its arrays by fixed
+    indices: `lambda x: x["means"][3]`, `lambda x: x[::2]`. A mixed state of labels and means is
     then an ordinary state, and `Cycle(MetropolisHastings(density, On(labels, ...)),
     MetropolisHastings(density, On(means, ...)))` samples it. The part is coupled by the coupling
     that suits it best.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> state = {"label": jnp.array(0), "mean": jnp.array(0.5)}
-    >>> moved = diffmh.On(lambda x: x["label"], diffmh.OtherState(2)).sample(jax.random.key(0), state)
+    >>> proposal = diffmh.On(lambda x: x["label"], diffmh.OtherState(2))
+    >>> moved = proposal.sample(jax.random.key(0), state)
     >>> int(moved["label"]), float(moved["mean"])
     (1, 0.5)
+    >>> diffmh.On(lambda z: z[1], diffmh.OtherState(2)).sample(jax.random.key(0), jnp.zeros(3, int))
+    Array([0, 1, 0], dtype=int32)
+
+    Refused: a `where` that computes, or picks an element twice.
     """
 
     where: Callable[[Any], Any]
@@ -35,8 +44,11 @@ class On(NoiseProposal):
         self.proposal = _validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
         self.symmetric = proposal.symmetric
 
+    def sample(self, key, x):
+        return self.replace(x, self.proposal.sample(key, self.where(x)))
+
     def noise(self, key, x, num_steps):
-        return draw(self.proposal, key, self.where(x), num_steps)
+        return proposal_noise(self.proposal, key, self.form(x), num_steps)
 
     def move(self, x, noise):
         return self.replace(x, move(self.proposal, self.where(x), noise))
@@ -44,6 +56,67 @@ class On(NoiseProposal):
     def log_prob(self, x, x_new):
         return self.proposal.log_prob(self.where(x), self.where(x_new))
 
+    def refuse_start(self, x):
+        self.proposal.refuse_start(self.where(x))
+
+    def form(self, x: Any) -> Any:
+        """The shapes and dtypes of the part; `x` may be as little as its own."""
+        return jax.eval_shape(self.where, x)
+
     def replace(self, x: Any, part: Any) -> Any:
         """`x` with `part` in its place."""
-        return eqx.tree_at(self.where, x, part)
+        leaves, structure = jax.tree.flatten(x)
+        starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
+        for value, place in zip(jax.tree.leaves(part), _places(self.where, x), strict=True):
+            owner = int(np.searchsorted(starts, place.flat[0], side="right")) - 1
+            local = place - starts[owner]
+            if np.any((local < 0) | (local >= leaves[owner].size)):
+                raise ValueError(
+                    "`On(where, ...)`: `where` joins several arrays of the state into one: return"
+                    " them side by side, as in `lambda x: (x[0], x[1])`."
+                )
+            leaves[owner] = _put(leaves[owner], local, value)
+        return jax.tree.unflatten(structure, leaves)
+
+
+def _places(where: Callable[[Any], Any], x: Any) -> list[np.ndarray]:
+    """For each array of the part, the numbers of its elements, all elements of the state being
+    numbered from 0: `where` of the numbers in place of the values.
+    """
+    leaves, structure = jax.tree.flatten(x)
+    starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
+    numbers = [
+        jax.tree.unflatten(
+            structure,
+            [
+                sign(start + np.arange(leaf.size)).reshape(leaf.shape)
+                for start, leaf in zip(starts, leaves, strict=False)
+            ],
+        )
+        for sign in (lambda n: n, lambda n: -1 - n)
+    ]
+    with jax.ensure_compile_time_eval():
+        picked, again = (
+            [np.asarray(leaf) for leaf in jax.tree.leaves(where(jax.tree.map(jnp.asarray, each)))]
+            for each in numbers
+        )
+    if not picked or any(np.any(a != -1 - b) for a, b in zip(picked, again, strict=True)):
+        raise ValueError(
+            "`On(where, ...)`: `where` must pick a part of the state and compute nothing, as in"
+            " `lambda x: x['label']` or `lambda x: x[3]`."
+        )
+    every = np.concatenate([place.ravel() for place in picked])
+    if np.unique(every).size != every.size:
+        raise ValueError("`On(where, ...)`: `where` picks an element of the state twice.")
+    return picked
+
+
+def _put(leaf: Any, local: np.ndarray, value: Any) -> Any:
+    """`leaf` with `value` at the flat indices `local`, which are fixed: no scatter."""
+    if np.array_equal(local, np.arange(leaf.size).reshape(leaf.shape)):
+        return value
+    chosen, source = np.zeros(leaf.size, bool), np.zeros(leaf.size, int)
+    chosen[local.ravel()] = True
+    source[local.ravel()] = np.arange(local.size)
+    spread = value.reshape(()) if local.size == 1 else value.ravel()[source].reshape(leaf.shape)
+    return jnp.where(chosen.reshape(leaf.shape), spread, leaf)

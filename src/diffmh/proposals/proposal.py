@@ -1,5 +1,5 @@
-"""Proposal: the interface, and its faster form in which the noise is drawn ahead of the time
-loop.
+"""Proposal and Coupling: the two interfaces, which speak of each other; and the faster form of a
+proposal, in which the noise is drawn ahead of the time loop.
 """
 
 # No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation
@@ -30,8 +30,13 @@ class Proposal(eqx.Module):
     ...     def sample(self, key, x):
     ...         return x * jnp.exp(self.scale * jax.random.normal(key, x.shape))
     ...     def log_prob(self, x, x_new):
-    ...         return jax.scipy.stats.norm.logpdf(jnp.log(x_new), jnp.log(x), self.scale) - jnp.log(x_new)
-    >>> gamma = diffmh.MetropolisHastings(lambda shape, x: (shape - 1) * jnp.log(x) - x, LogWalk(1.0))
+    ...         ahead = jax.scipy.stats.norm.logpdf(jnp.log(x_new), jnp.log(x), self.scale)
+    ...         return ahead - jnp.log(x_new)
+    >>> log_density = lambda shape, x: (shape - 1) * jnp.log(x) - x
+    >>> gamma = diffmh.MetropolisHastings(log_density, LogWalk(1.0))
+
+    Two more may be given: `best_coupling()`, the coupling that suits it best, and
+    `refuse_start(x)`, which raises at states that it cannot move.
 
     `diffmh.check` tries what a proposal promises against what it does.
     """
@@ -45,6 +50,55 @@ class Proposal(eqx.Module):
     @abstractmethod
     def log_prob(self, x: PyTree, x_new: PyTree) -> Float[Array, ""]:
         """`log q(x_new | x)`."""
+
+    def best_coupling(self) -> "Coupling | None":
+        """The coupling under which two chains with this proposal meet soonest. A kernel takes it
+        where its user names none.
+
+        `None` leaves it to what kind of proposal it is: `MaximalReflection()` for a Gaussian one,
+        `Maximal()` for a `FiniteProposal`, `CommonRandomNumbers()` for any other `NoiseProposal`,
+        and `NearlyMaximal()` for all else.
+        """
+        return None
+
+    def refuse_start(self, x: PyTree) -> None:
+        """Raises `ValueError` where this is not a state that the proposal can move, naming what
+        is wrong with it. `x` is one state whose values are known.
+        """
+        del x
+
+
+class Coupling(eqx.Module):
+    """The joint proposal of two chains: given `x`, `x_new ~ q(· | x)` and `y`, draw `y_new`.
+    Subclass it to write your own.
+
+    It must keep two promises, which `diffmh.check` tries:
+
+    - *marginal*: averaged over `x_new` and the key, `y_new ~ q(· | y)`; else the derivative is
+      biased;
+    - *faithful*: `y = x` implies `y_new = x_new` bit for bit, so that chains that met stay
+      together.
+
+    In the time loop `key` is the coupling's own, independent of `x_new`.
+
+    >>> import jax, diffmh
+    >>> class Antithetic(diffmh.Coupling):        # for GaussianWalk: y moves against x
+    ...     def propose(self, key, proposal, x, x_new, y):
+    ...         return jax.numpy.where(x == y, x_new, y - (x_new - x))
+    """
+
+    @abstractmethod
+    def propose(
+        self, key: Key[Array, ""], proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree
+    ) -> PyTree:
+        """Draws `y_new`."""
+
+    def mismatch(self, proposal: Proposal) -> str | None:
+        """Why this coupling makes no sense for that proposal, to go on after "`MyCoupling()`"; or
+        `None` if it does. A kernel refuses the pair by these words.
+        """
+        del proposal
+        return None
 
 
 class NoiseProposal(Proposal):
@@ -69,7 +123,7 @@ class NoiseProposal(Proposal):
         return rounding.settle(self.move(x, rounding.settle(noise, never)), never)
 
 
-def draw(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
+def proposal_noise(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
     """The randomness of `num_steps` proposals: noise where the proposal has it apart, else a key
     for each.
     """
@@ -79,7 +133,7 @@ def draw(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> 
 
 
 def move(proposal: Proposal, x: PyTree, noise: PyTree) -> PyTree:
-    """`x'` from `x` and one step's worth of `draw`."""
+    """`x'` from `x` and one step's worth of `proposal_noise`."""
     return (
         proposal.move(x, noise)
         if isinstance(proposal, NoiseProposal)

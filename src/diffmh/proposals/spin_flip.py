@@ -7,6 +7,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from .. import _validate
@@ -31,20 +32,17 @@ class SpinFlip(NoiseProposal):
 
     def __init__(self, site: int | tuple[int, ...] | None = None):
         self.symmetric = True
-        self.site = None
-        if site is not None:
-            sites = site if isinstance(site, tuple) else (site,)
-            self.site = jnp.array(
-                [_validate.count(index, "SpinFlip(site=...)", least=0) for index in sites]
-            )
+        self.site = checked_site(site, "SpinFlip(site=...)")
 
     def noise(self, key, x, num_steps):
         if not hasattr(x, "dtype") or x.dtype == jnp.bool_ or x.ndim == 0:
             raise TypeError(f"`SpinFlip` moves an array of spins ±1, got {x}.")
-        if self.site is not None and self.site.shape != (x.ndim,):
-            raise ValueError(
-                f"`SpinFlip(site=...)` needs {x.ndim} indices for spins of shape {x.shape}."
+        if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+            raise TypeError(
+                f"`SpinFlip` moves spins ±1, which {x.dtype} does not hold: start from a signed"
+                " type such as int8, or move labels 0 and 1 with `OneLabel(2)`."
             )
+        refuse_site(self.site, x.shape, "SpinFlip(site=...)")
         key_site, key_spin = jax.random.split(key)
         spin = jax.random.rademacher(key_spin, (num_steps,), jnp.int8)
         if self.site is not None:
@@ -54,7 +52,7 @@ class SpinFlip(NoiseProposal):
     def move(self, x, noise):
         spin, site = noise
         if self.site is not None:
-            site = _ravel(self.site, x.shape)
+            site = ravel_site(self.site, x.shape)
         flat = jnp.where(jnp.arange(x.size) == site, spin.astype(x.dtype), x.ravel())
         return flat.reshape(x.shape)
 
@@ -62,13 +60,44 @@ class SpinFlip(NoiseProposal):
         differs = (x != x_new).ravel()
         same = ~jnp.any(differs)
         if self.site is not None:
-            elsewhere = differs & (jnp.arange(x.size) != _ravel(self.site, x.shape))
+            elsewhere = differs & (jnp.arange(x.size) != ravel_site(self.site, x.shape))
             return jnp.where(jnp.any(elsewhere), -jnp.inf, -math.log(2))
         one_site = jnp.where(jnp.sum(differs) == 1, -math.log(2 * x.size), -jnp.inf)
         return jnp.where(same, -math.log(2), one_site)
 
+    def refuse_start(self, x):
+        refuse_site(self.site, np.shape(x), "SpinFlip(site=...)")
+        spins = np.asarray(x)
+        wrong = spins[np.abs(spins) != 1]
+        if wrong.size:
+            raise ValueError(
+                f"`SpinFlip` moves spins ±1, but the start has {wrong.flat[0]}: start from ±1, or"
+                " move labels 0 and 1 with `OneLabel(2)`."
+            )
 
-def _ravel(site: Int[Array, "ndim"], shape: tuple[int, ...]) -> Array:
+
+def checked_site(site: int | tuple[int, ...] | None, name: str) -> Int[Array, "ndim"] | None:
+    """The indices of one site as an array, so that a `Cycle` over sites is one loop."""
+    if site is None:
+        return None
+    sites = site if isinstance(site, tuple) else (site,)
+    return jnp.array([_validate.count(index, name, least=0) for index in sites])
+
+
+def refuse_site(site: Int[Array, "ndim"] | None, shape: tuple[int, ...], name: str) -> None:
+    if site is None:
+        return
+    if site.shape != (len(shape),):
+        raise ValueError(f"`{name}` needs {len(shape)} indices for an array of shape {shape}.")
+    if _validate.concrete(site) and np.any(np.asarray(site) >= np.asarray(shape)):
+        raise ValueError(
+            f"`{name}` is {tuple(np.asarray(site).tolist())}, which an array of shape {shape} does"
+            " not have."
+        )
+
+
+def ravel_site(site: Int[Array, "ndim"], shape: tuple[int, ...]) -> Array:
+    """Its place in the flattened array."""
     flat = jnp.zeros((), site.dtype)
     for index, length in enumerate(shape):
         flat = flat * length + site[index]

@@ -1,9 +1,11 @@
-"""The paper's experiments: each computes its data and its rows of the table, and draws its
-figure from the saved data alone.
+"""The paper's experiments, one module per figure: it computes its data and its rows of the table,
+and draws its figure from the saved data alone.
 """
 
 from .catalogue import EXPERIMENTS as EXPERIMENTS
 from .experiment import Experiment as Experiment
 from .experiment import Outcome as Outcome
+from .experiment import Refused as Refused
 from .experiment import Row as Row
+from .run import Stopped as Stopped
 from .run import reproduce as reproduce

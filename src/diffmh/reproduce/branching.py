@@ -2,87 +2,111 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
+from jaxtyping import Array, Bool, Float, Key
+from matplotlib.figure import Figure
 
 from ..estimators import StochasticDerivative
 from ..expectation import expectation
 from ..models import gaussian
-from ..plots import branching as draw
+from ..plots import style
+from ..plots.trace import Branch, branch, draw_branches, draw_primal, spans
 from ..trace import trace
+from .data import Data
 from .experiment import Experiment, Outcome, Row, against_exact
+from .progress import Progress
 
 THETA, NUM_STEPS, WINDOW = 0.5, 200, (50, 100)
 
 
-def compute(key, fast: bool) -> Outcome:
+class Branching(Data):
+    """The path with its start first; the one slot's alternative after each step; the first and
+    last step shown.
+    """
+
+    primal: Float[np.ndarray, "start_and_n"]
+    alternative: Float[np.ndarray, "n"]
+    weight: Float[np.ndarray, "n"]
+    alive: Bool[np.ndarray, "n"]
+    born: Bool[np.ndarray, "n"]
+    recoupled: Bool[np.ndarray, "n"]
+    first: int
+    last: int
+    theta: float
+
+
+def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Branching]:
     key_path, key_mean = jax.random.split(key)
-    path = trace(
-        gaussian.sampler(),
-        THETA,
-        key_path,
-        init=0.0,
-        num_steps=NUM_STEPS,
-        estimator=StochasticDerivative("one-sided"),
-    )
+    one_sided = StochasticDerivative("one-sided")
+    runs = {"init": 0.0, "num_steps": NUM_STEPS, "estimator": one_sided}
+    path = trace(gaussian.sampler(), THETA, key_path, **runs)
     num_chains = 1_000 if fast else 10_000
-    mean = expectation(
-        lambda theta, x: x,
-        gaussian.sampler(),
-        init=0.0,
-        num_samples=150,
-        burn_in=50,
-        num_chains=num_chains,
-    )
+    progress.say(f"{num_chains:,} chains")
+    runs = {"init": 0.0, "num_samples": 150, "burn_in": 50, "num_chains": num_chains}
+    mean = expectation(lambda theta, x: x, gaussian.sampler(), **runs)
     report = mean.run(THETA, key_mean)
-    data = {
-        "primal": np.concatenate([np.asarray(path.init)[None], path.primal]),
-        "alternative": np.asarray(path.alternative[:, 0]),
-        "weight": np.asarray(path.weight[:, 0]),
-        "alive": np.asarray(path.alive[:, 0]),
-        "born": np.asarray(path.born[:, 0]),
-        "recoupled": np.asarray(path.recoupled[:, 0]),
-        "window": np.array(WINDOW),
-        "theta": np.array(THETA),
-    }
-    time = float(report.recoupling_time)
+    data = Branching(
+        primal=np.concatenate([np.asarray(path.init)[None], path.primal]),
+        alternative=np.asarray(path.alternative[:, 0]),
+        weight=np.asarray(path.weight[:, 0]),
+        alive=np.asarray(path.alive[:, 0]),
+        born=np.asarray(path.born[:, 0]),
+        recoupled=np.asarray(path.recoupled[:, 0]),
+        first=WINDOW[0],
+        last=WINDOW[1],
+        theta=THETA,
+    )
+    time, what = float(report.recoupling_time), "steps until an alternative meets the primal"
+    slope, error = float(report.gradient), float(report.gradient_error)
     rows = [
-        Row(
-            "steps until an alternative meets the primal, N(θ,1)",
-            "≈ 5",
-            "—",
-            f"{time:.2f}",
-            "1 to 10",
-            1 < time < 10,
-        ),
-        against_exact(
-            "dE[x]/dθ, N(θ,1)",
-            1.0,
-            float(report.gradient),
-            float(report.gradient_error),
-            form=".4f",
-        ),
+        Row(f"{what}, N(θ,1)", "≈ 5", "—", f"{time:.2f}", "1 to 10", 1 < time < 10),
+        against_exact("dE[x]/dθ, N(θ,1)", 1.0, slope, error, form=".4f"),
     ]
-    settings = f"θ = 0.5, Gaussian walk of scale 2.38 from 0, maximal reflection, {NUM_STEPS} steps; dE[x]/dθ from {num_chains:,} chains."
+    settings = (
+        f"θ = 0.5, Gaussian walk of scale 2.38 from 0, maximal reflection, {NUM_STEPS} steps;"
+        f" dE[x]/dθ from {num_chains:,} chains."
+    )
     return Outcome(data, settings, rows)
 
 
-def film(data) -> dict:
+def branches(data: Branching) -> list[Branch]:
+    found = spans(data.alive, data.born, data.recoupled)
+    return [branch(span, data.primal, data.alternative, np.abs(data.weight)) for span in found]
+
+
+def draw(data: Branching, narrow: bool) -> Figure:
+    figure, (ax,) = style.panels(7.6, height=3.2)
+    if narrow:
+        figure.set_size_inches(style.NARROW, 3.4)
+    draw_branches(ax, branches(data), data.first, data.last)
+    draw_primal(ax, data.primal, data.first, data.last)
+    ax.axhline(data.theta, color=style.FAINT, lw=1, zorder=0)
+    ax.set(xlim=(data.first - 0.5, data.last + 0.5))
+    style.name(ax, "", "step", "x")
+    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderpad": 0}
+    style.key(ax, ncols=1 if narrow else 3, **place)
+    return figure
+
+
+def film(data: Branching) -> dict[str, Any]:
     """What the page's player draws: the path up to a step, and the alternatives so far."""
-    low, high = (int(end) for end in data["window"])
     return {
         "kind": "branching",
         "title": "Branching paths, step by step",
-        "first": low,
-        "primal": np.round(data["primal"], 3).tolist()[low : high + 1],
+        "first": data.first,
+        "primal": np.round(data.primal, 3).tolist()[data.first : data.last + 1],
         "branches": [
             {
-                "start": branch.start - low,
+                "start": branch.start - data.first,
                 "values": np.round(branch.values, 3).tolist(),
                 "weights": np.round(branch.weights, 3).tolist(),
+                "end": branch.end,
             }
-            for branch in draw.branches(data)
-            if low <= branch.start and branch.start + len(branch.values) - 1 <= high
+            for branch in branches(data)
+            if data.first <= branch.start and branch.last <= data.last
         ],
     }
 
@@ -93,12 +117,14 @@ EXPERIMENT = Experiment(
     title="Branching paths",
     shows=(
         "The primal chain (grey) and the alternatives (red) that branch off where an accept/reject"
-        " decision could have"
-        " gone the other way. Coupled to the primal by maximal reflection, they soon meet it again."
-        " The stronger the"
-        " red, the larger the weight."
+        " decision could have gone the other way. Coupled to the primal by maximal reflection,"
+        " they soon meet it again. The stronger the red, the larger the weight. A cross ends an"
+        " alternative that was pruned: only one is followed at a time, so when another is born,"
+        " one of the two is kept at random, in proportion to its weight, and carries the weight"
+        " of both. On average nothing is lost."
     ),
+    data=Branching,
     compute=compute,
-    draw=draw.figure,
+    draw=draw,
     film=film,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import ascent, branching, ising, mixture, recoupling, variance
-from .experiment import Experiment
+from .experiment import Experiment, Refused
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -25,7 +25,7 @@ def named(names: list[str]) -> list[Experiment]:
     )
     unknown = [name for name in names if name.lower() not in known]
     if unknown:
-        raise ValueError(
+        raise Refused(
             f"`reproduce`: there is no experiment {', '.join(unknown)}; there are"
             f" {', '.join(EXPERIMENTS)}."
         )

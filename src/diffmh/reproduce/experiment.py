@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +13,12 @@ from jaxtyping import Array, Float, Key
 from matplotlib.figure import Figure
 
 from ..expectation import Differentiable
+from .data import D
+from .progress import Progress
+
+
+class Refused(ValueError):
+    """What cannot be run was asked for; nothing was computed. Its text says why, and what to do."""
 
 
 class Row(NamedTuple):
@@ -25,28 +32,32 @@ class Row(NamedTuple):
     passed: bool | None
 
 
-class Outcome(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Outcome(Generic[D]):
     """What an experiment found: the data that its figure is drawn from, its settings in words,
     and its rows of the table.
     """
 
-    data: dict[str, np.ndarray]
+    data: D
     settings: str
     rows: list[Row]
 
 
-class Experiment(NamedTuple):
-    """One figure of the paper. `compute(key, fast)` is everything random; `draw(data)` reads
-    what was saved of it.
+@dataclasses.dataclass(frozen=True)
+class Experiment(Generic[D]):
+    """One figure of the paper. `compute(key, fast, progress)` is everything random;
+    `draw(data, narrow)` reads what was saved of it, for a wide page or for a phone; `film(data)`
+    is what the page plays, if anything.
     """
 
     name: str
     figure: int
     title: str
     shows: str
-    compute: Callable[[Key[Array, ""], bool], Outcome]
-    draw: Callable[[dict[str, np.ndarray]], Figure]
-    film: Callable[[dict[str, np.ndarray]], dict[str, Any]] | None = None
+    data: type[D]
+    compute: Callable[[Key[Array, ""], bool, Progress], Outcome[D]]
+    draw: Callable[[D, bool], Figure]
+    film: Callable[[D], dict[str, Any]] | None = None
 
 
 Z = 5.0
@@ -88,7 +99,7 @@ class Estimate(NamedTuple):
     slope_error: Float[Array, "..."]
 
 
-def estimate(objective: Differentiable, theta: float | Array, key: Key[Array, ""]) -> Estimate:
+def estimate(objective: Differentiable, theta: Float[Array, ""], key: Key[Array, ""]) -> Estimate:
     """`objective` and its derivative at a scalar theta. Traceable."""
     values, slopes = jax.jvp(
         lambda theta: objective.per_chain(theta, key), (theta,), (jax.numpy.ones_like(theta),)

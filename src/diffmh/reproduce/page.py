@@ -5,70 +5,79 @@ no network.
 from __future__ import annotations
 
 import html
+import importlib.metadata
 import importlib.resources
 import json
+import os
 import pathlib
 import re
 import string
-from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from .experiment import Experiment, Row
+from ..plots import style
+from .saved import Saved
 
-
-class Saved(NamedTuple):
-    """An experiment as it was saved: what the page is made of."""
-
-    experiment: Experiment
-    data: dict[str, np.ndarray]
-    settings: str
-    rows: list[Row]
-    seed: int
-    fast: bool
-    svg: str
+# The figures' colours by the names that the page's style sheet has for them, by day and by night.
+COLOURS = {
+    style.INK: "ink",
+    style.GREY: "grey",
+    style.FAINT: "faint",
+    style.PAPER: "paper",
+    style.RED: "red",
+    style.BLUE: "blue",
+    style.GREEN: "green",
+    style.AMBER: "amber",
+    style.VIOLET: "violet",
+}
 
 
 def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
     """Writes `index.html` and returns where it is."""
-    template = string.Template(
-        importlib.resources.files("diffmh.reproduce").joinpath("page.html").read_text()
-    )
+    source = importlib.resources.files("diffmh.reproduce").joinpath("page.html")
     films = [
         {"name": one.experiment.name, **one.experiment.film(one.data)}
         for one in saved
         if one.experiment.film
     ]
-    text = template.substitute(
-        contents=_contents(saved),
+    text = string.Template(source.read_text(encoding="utf-8")).substitute(
+        home=_home(),
+        contents="\n".join(_link(one) for one in saved),
         summary=_summary(saved),
-        head=HEAD,
-        table="\n".join(_table(one) for one in saved),
         figures="\n".join(_figure(one) for one in saved),
         films=json.dumps(films, ensure_ascii=False).replace("</", "<\\/"),
         version=html.escape(jax.__version__),
     )
-    path = out / "index.html"
-    path.write_text(text)
+    path, part = out / "index.html", out / ".index.html.part"
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
     return path
 
 
-def _contents(saved: list[Saved]) -> str:
-    links = [
-        f'<a href="#{one.experiment.name}">{one.experiment.figure}'
-        f" {html.escape(one.experiment.title)}</a>"
-        for one in saved
-    ]
-    return " ".join([*links, '<a href="#table">The table</a>'])
+def _home() -> str:
+    """Where the installed package says that it is at home; the top of the page if it does not."""
+    try:
+        urls = importlib.metadata.metadata("diffmh").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:
+        urls = []
+    places = dict(url.split(", ", 1) for url in urls)
+    return html.escape(places.get("Homepage", "#top"))
+
+
+def _link(one: Saved) -> str:
+    name, number = one.experiment.name, one.experiment.figure
+    return f'<a href="#{name}">{number} {html.escape(one.experiment.title)}</a>'
 
 
 def _summary(saved: list[Saved]) -> str:
     verdicts = [row.passed for one in saved for row in one.rows if row.passed is not None]
-    kind = "smaller runs, <code>--fast</code>" if any(one.fast for one in saved) else "the full run"
+    kinds = {"smaller runs, <code>--fast</code>" if one.fast else "the full run" for one in saved}
     seeds = ", ".join(sorted({str(one.seed) for one in saved}))
     state = "all" if all(verdicts) else "<strong>not all</strong>"
-    return f"{sum(verdicts)} of {len(verdicts)} verdicts are good ({state}); {kind}; seed {seeds}."
+    return (
+        f"{sum(verdicts)} of {len(verdicts)} verdicts are good ({state});"
+        f" {' and '.join(sorted(kinds))}; seed {seeds}."
+    )
 
 
 def _command(one: Saved) -> str:
@@ -76,42 +85,40 @@ def _command(one: Saved) -> str:
     return f"diffmh reproduce {one.experiment.name}{options}"
 
 
-HEAD = "<thead><tr><th>quantity</th><th>paper</th><th>exact</th><th>ours ± error</th><th>bar</th><th>verdict</th></tr></thead>"
+COLUMNS = ("quantity", "paper", "exact", "ours ± error", "bar", "verdict")
+EMPTY = ' class="empty"'
+MARKS = {True: ("good", "✓ good"), False: ("bad", "✗ failed"), None: ("none", "—")}
 
 
 def _table(one: Saved) -> str:
-    """An experiment's rows under its title."""
-    title = f"Fig. {one.experiment.figure} · {html.escape(one.experiment.title)}"
-    return f'<tr class="group"><th colspan="6"><a href="#{one.experiment.name}">{title}</a></th></tr>\n{_rows(one)}'
-
-
-def _rows(one: Saved) -> str:
-    mark = {True: ("good", "✓ good"), False: ("bad", "✗ failed"), None: ("none", "—")}
+    head = "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
     lines = []
     for row in one.rows:
-        kind, words = mark[row.passed]
-        cells = zip(("paper", "exact", "ours ± error", "bar"), row[1:5], strict=True)
+        kind, words = MARKS[row.passed]
         middle = "".join(
-            f'<td data-label="{label}">{html.escape(cell)}</td>' for label, cell in cells
+            f'<td data-label="{label}"{EMPTY * (cell == "—")}>{html.escape(cell)}</td>'
+            for label, cell in zip(COLUMNS[1:5], row[1:5], strict=True)
         )
-        lines.append(
-            f'<tr><th scope="row">{html.escape(row.quantity)}</th>{middle}<td data-label="verdict"'
-            f' class="{kind}">{words}</td></tr>'
-        )
-    return "\n".join(lines)
+        verdict = f'<td data-label="verdict" class="{kind}">{words}</td>'
+        quantity = f'<th scope="row">{html.escape(row.quantity)}</th>'
+        lines.append(f"<tr>{quantity}{middle}{verdict}</tr>")
+    body = "\n".join(lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
 def _figure(one: Saved) -> str:
     name, experiment = one.experiment.name, one.experiment
     player = f'<div class="player" data-film="{name}"></div>' if experiment.film else ""
+    title = html.escape(experiment.title)
     return f"""<section id="{name}">
-<h2><span class="number">Fig. {experiment.figure}</span> {html.escape(experiment.title)}</h2>
+<h2><span class="number">Fig. {experiment.figure}</span> {title}</h2>
 <p>{html.escape(experiment.shows)}</p>
-<figure role="img" aria-label="{html.escape(experiment.title)}">{_inline(one.svg, name)}</figure>
+<figure role="img" aria-label="{title}">
+<div class="wide">{_inline(one.svg, name)}</div>
+<div class="narrow">{_inline(one.narrow_svg, name + "-narrow")}</div>
+</figure>
 {player}
-<table>{HEAD}<tbody>
-{_rows(one)}
-</tbody></table>
+{_table(one)}
 <p class="settings">{html.escape(one.settings)}</p>
 <p class="command"><code>{html.escape(_command(one))}</code></p>
 </section>"""
@@ -119,11 +126,17 @@ def _figure(one: Saved) -> str:
 
 def _inline(svg: str, name: str) -> str:
     """An SVG for the middle of a page: no XML prologue, its size left to the page, its ids apart
-    from other figures'.
+    from other figures', its colours the page's.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{name}-\2"', svg)
-    return re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    return re.sub(r"(?<=: )#[0-9a-f]{6}\b", _colour, svg)
+
+
+def _colour(match: re.Match[str]) -> str:
+    name = COLOURS.get(match[0])
+    return f"var(--{name})" if name else match[0]

@@ -2,89 +2,109 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int8, Key
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from ..estimators import StochasticDerivative
 from ..expectation import expectation
 from ..models import ising as model
-from ..plots import recoupling as draw
-from ..trace import trace
+from ..plots import style
+from ..trace import Trace, trace
+from .data import Data
 from .experiment import Experiment, Outcome, Row
+from .lattice import SIZE
+from .progress import Progress
 
-SIZE, TEMPERATURE, SWEEPS, ALTERNATIVES = 12, 3.0, 6, 8
+TEMPERATURE, SWEEPS, ALTERNATIVES = 3.0, 6, 8
+# Spins stay black and white on a dark page too. The red can be told from both.
+BLACK, WHITE, DIFFERS = "#14171a", "#fdfdfd", "#e5203a"
 
 
-def compute(key, fast: bool) -> Outcome:
+class Recoupling(Data):
+    """A slot of the trace over some sweeps, of which `num_sweeps` from `first` on are drawn. Where
+    nothing is alive the alternative is the primal.
+    """
+
+    primal: Int8[np.ndarray, "n L L"]
+    alternative: Int8[np.ndarray, "n L L"]
+    alive: Bool[np.ndarray, "n"]
+    born: Bool[np.ndarray, "n"]
+    recoupled: Bool[np.ndarray, "n"]
+    weight: Float[np.ndarray, "n"]
+    first_sweep: int
+    first: int
+    num_sweeps: int
+
+
+def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Recoupling]:
     key_path, key_runs = jax.random.split(key)
     estimator = StochasticDerivative(alternatives=ALTERNATIVES)
+    start = model.cold(SIZE)
     path = trace(
-        model.sampler(),
-        TEMPERATURE,
-        key_path,
-        init=model.cold(SIZE),
-        num_steps=1_000,
-        estimator=estimator,
+        model.sampler(), TEMPERATURE, key_path, init=start, num_steps=1_000, estimator=estimator
     )
-    primal = np.asarray(jax.vmap(model.Spins.lattice)(path.primal))
-    slots = np.asarray(jax.vmap(jax.vmap(model.Spins.lattice))(path.alternative))
-    alive, born = np.asarray(path.alive), np.asarray(path.born)
-    slots = np.where(alive[:, :, None, None], slots, primal[:, None])
-    above, below = (
-        (slots >= primal[:, None]).all(axis=(2, 3)),
-        (slots <= primal[:, None]).all(axis=(2, 3)),
-    )
+    primal, slots = _lattices(path)
+    above = (slots >= primal[:, None]).all(axis=(2, 3))
+    below = (slots <= primal[:, None]).all(axis=(2, 3))
     ordered = bool(np.all(above | below))
-    differing = np.sum(slots != primal[:, None], axis=(2, 3))
-    first, slot = window(born, alive, differing)
-    shown = slice(max(0, first - 6), first + 42)
 
     num_chains = 64 if fast else 256
-    reports = {}
-    for name, flip in (("coupled", False), ("uncoupled", True)):
+    error = {}
+    for name in progress.over(("coupled", "uncoupled"), lambda name: f"{num_chains} {name} chains"):
+        flip = name == "uncoupled"
         energy = expectation(
             model.energy,
             model.sampler(flip),
-            init=model.cold(SIZE),
+            init=start,
             num_samples=200,
             burn_in=100,
             num_chains=num_chains,
         )
-        reports[name] = energy.run(TEMPERATURE, jax.random.fold_in(key_runs, flip))
-    data = {
-        "primal": primal[shown].astype(np.int8),
-        "alternative": slots[shown, slot].astype(np.int8),
-        "alive": alive[shown, slot],
-        "weight": np.asarray(path.weight)[shown, slot],
-        "first": np.array(first - shown.start),
-        "sweep": np.arange(len(primal))[shown] + 1,
-        "num_sweeps": np.array(SWEEPS),
-        "temperature": np.array(TEMPERATURE),
-    }
-    error = {name: float(report.gradient_error) for name, report in reports.items()}
+        report = energy.run(TEMPERATURE, jax.random.fold_in(key_runs, flip))
+        error[name] = float(report.gradient_error)
+    ratio = error["uncoupled"] / error["coupled"]
+    order = ("preserved", "preserved", "preserved" if ordered else "lost", "every sweep")
+    what = "error of dE/dT at T = 3: uncoupled / coupled"
     rows = [
-        Row(
-            "order of primal and alternatives in 1,000 sweeps",
-            "preserved",
-            "preserved",
-            "preserved" if ordered else "lost",
-            "every sweep",
-            bool(ordered),
-        ),
-        Row(
-            "error of dE/dT at T = 3: uncoupled / coupled",
-            "—",
-            "—",
-            f"{error['uncoupled'] / error['coupled']:.1f}",
-            "> 1",
-            error["uncoupled"] > error["coupled"],
-        ),
+        Row("order of primal and alternatives in 1,000 sweeps", *order, ordered),
+        Row(what, "—", "—", f"{ratio:.1f}", "> 1", ratio > 1),
     ]
-    return Outcome(
-        data,
+    settings = (
         f"L = {SIZE}, T = {TEMPERATURE}, checkerboard sweeps from a cold start; one of"
-        f" {ALTERNATIVES} alternatives.",
-        rows,
+        f" {ALTERNATIVES} alternatives."
+    )
+    return Outcome(_excerpt(path, primal, slots), settings, rows)
+
+
+def _lattices(path: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """The primal's and each slot's lattice after every sweep."""
+    lattice = model.Spins.lattice
+    primal = np.asarray(jax.vmap(lattice)(path.primal))
+    slots = np.asarray(jax.vmap(jax.vmap(lattice))(path.alternative))
+    alive = np.asarray(path.alive)[:, :, None, None]
+    return primal, np.where(alive, slots, primal[:, None])
+
+
+def _excerpt(path: Trace, primal: np.ndarray, slots: np.ndarray) -> Recoupling:
+    alive, born = np.asarray(path.alive), np.asarray(path.born)
+    first, slot = window(born, alive, np.sum(slots != primal[:, None], axis=(2, 3)))
+    shown = slice(max(0, first - 6), first + 42)
+    return Recoupling(
+        primal=primal[shown].astype(np.int8),
+        alternative=slots[shown, slot].astype(np.int8),
+        alive=alive[shown, slot],
+        born=born[shown, slot],
+        recoupled=np.asarray(path.recoupled)[shown, slot],
+        weight=np.asarray(path.weight)[shown, slot],
+        first_sweep=shown.start + 1,
+        first=first - shown.start,
+        num_sweeps=SWEEPS,
     )
 
 
@@ -108,22 +128,56 @@ def window(born: np.ndarray, alive: np.ndarray, differing: np.ndarray) -> tuple[
     return -start, slot
 
 
-def film(data) -> dict:
+def draw(data: Recoupling, narrow: bool) -> Figure:
+    rows = 2 if narrow else 1
+    columns = -(-data.num_sweeps // rows)
+    side = 1.3 if narrow else 1.6
+    figure = style.empty(side * columns, (side + 0.35) * rows)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    style.plain(axes)
+    for ax, i in zip(axes, range(data.first, data.first + data.num_sweeps), strict=True):
+        differing = int(np.sum(data.primal[i] != data.alternative[i]))
+        _lattice(ax, data.primal[i], data.alternative[i], size=(0.34 * side * 72 / SIZE) ** 2)
+        under = f"{differing} differ" if differing else "recoupled"
+        style.name(ax, f"sweep {data.first_sweep + i}", under)
+    return figure
+
+
+def _lattice(ax: Axes, primal: np.ndarray, alternative: np.ndarray, size: float) -> None:
+    """The primal in black and white; red where the alternative differs, with the primal's spin in
+    the middle.
+    """
+    up, differ = primal > 0, primal != alternative
+    colours = np.array([to_rgb(colour) for colour in (BLACK, WHITE, DIFFERS)])
+    ax.imshow(colours[np.where(differ, 2, up.astype(int))], interpolation="nearest")
+    for spin, colour in ((True, WHITE), (False, BLACK)):
+        row, column = np.nonzero(differ & (up == spin))
+        ax.scatter(column, row, s=size, c=colour, marker="s", lw=0)
+    ax.set(xticks=[], yticks=[])
+    ax.spines[["top", "right"]].set_visible(True)
+    ax.spines[:].set_color(style.GREY)
+
+
+def film(data: Recoupling) -> dict[str, Any]:
     """Per sweep: the primal as rows of 0 and 1, and the cells in which the alternative differs."""
     bits = lambda lattice: ["".join("1" if spin > 0 else "0" for spin in row) for row in lattice]
+    alive_before = np.concatenate([[False], data.alive[:-1]])
+    pruned = data.born & alive_before & ~data.recoupled
+    frames = zip(data.primal, data.alternative, data.born, pruned, strict=True)
     return {
         "kind": "lattices",
         "title": "Coupled lattices, sweep by sweep",
-        "first": int(data["sweep"][0]),
+        "first": data.first_sweep,
+        "start": data.first,
+        "colours": {"black": BLACK, "white": WHITE, "differs": DIFFERS},
         "frames": [
             {
                 "spins": bits(x),
                 "differ": bits(np.where(x != y, 1, -1)),
-                "weight": round(float(w) if alive else 0.0, 3),
+                "born": bool(born),
+                "pruned": bool(pruned),
             }
-            for x, y, w, alive in zip(
-                data["primal"], data["alternative"], data["weight"], data["alive"], strict=True
-            )
+            for x, y, born, pruned in frames
         ],
     }
 
@@ -133,12 +187,14 @@ EXPERIMENT = Experiment(
     figure=4,
     title="Recoupling lattices",
     shows=(
-        "The primal's spins (black and white) and the cells in which the alternative differs (red),"
-        " over six successive"
-        " sweeps. Both get the same proposals and the same uniforms, so they keep their order and"
-        " meet again."
+        "The primal's spins (black and white) and the cells in which the alternative differs"
+        " (red, the primal's spin in the middle), over six successive sweeps. Both get the same"
+        " proposals and the same uniforms, so they keep their order and meet again. In the film,"
+        " an alternative that gives way to a new one before it has met the primal was pruned, as"
+        " in Fig. 1."
     ),
+    data=Recoupling,
     compute=compute,
-    draw=draw.figure,
+    draw=draw,
     film=film,
 )

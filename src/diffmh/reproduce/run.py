@@ -2,104 +2,122 @@
 
 from __future__ import annotations
 
-import json
+import os
 import pathlib
-import sys
-import time
 
 import jax
-import matplotlib
-import numpy as np
-from matplotlib.figure import Figure
 
 from . import page
-from .catalogue import EXPERIMENTS, named
-from .experiment import Experiment, Row
+from .catalogue import named
+from .experiment import Experiment, Refused, Row
+from .progress import Progress
+from .saved import Saved, load, load_all, save
+
+# Data, figures and page of all six experiments take less than a third of it.
+ROOM = 16 * 2**20
 
 
-def reproduce(names: list[str], out: pathlib.Path, seed: int = 0, fast: bool = False) -> bool:
+class Stopped(Exception):
+    """Ctrl-C, or a file that could not be written. Its text says what is finished and how to go
+    on.
+    """
+
+
+def reproduce(
+    names: list[str],
+    out: pathlib.Path,
+    seed: int = 0,
+    fast: bool = False,
+    again: bool = False,
+) -> bool:
     """Runs the experiments of these names (all for none), writes `out`, prints their table; whether
     every verdict is good.
 
-    Each experiment has a key of its own, so it finds the same numbers alone as among others.
-    Results go to stdout, progress to stderr.
+    Each experiment has a key of its own, so it finds the same numbers alone as among others. What
+    the same code has already saved in `out` with the same seed and size is taken up, unless
+    `again`. Results go to stdout, progress to stderr.
+
+    Raises `Refused` for an unknown name, a seed that JAX would fold, and an `out` that cannot be
+    written, before anything is computed; and `Stopped`.
     """
     experiments = named(names)
-    out.mkdir(parents=True, exist_ok=True)
-    for i, experiment in enumerate(experiments, start=1):
-        began = time.perf_counter()
-        print(
-            f"[{i}/{len(experiments)}] {experiment.name}: {experiment.title} …",
-            file=sys.stderr,
-            flush=True,
-        )
-        compute(experiment, out, seed, fast)
-        draw(experiment, out)
-        print(
-            f"[{i}/{len(experiments)}] {experiment.name}: {time.perf_counter() - began:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-    path = page.write(
-        out,
-        [
-            load(experiment, out)
-            for experiment in EXPERIMENTS.values()
-            if (out / f"{experiment.name}.json").exists()
-        ],
-    )
-    rows = [row for experiment in experiments for row in load(experiment, out).rows]
+    if not 0 <= seed < 2**32:
+        # Without 64-bit integers JAX keeps a seed's low 32 bits: two seeds would share numbers.
+        raise Refused(f"`--seed` must be at least 0 and below 2³² = 4294967296, got {seed}.")
+    make_room(out)
+    finished: list[Saved] = []
+    try:
+        for i, experiment in enumerate(experiments, start=1):
+            progress = Progress(f"[{i}/{len(experiments)}] {experiment.name}")
+            finished.append(_one(experiment, out, seed, fast, again, progress))
+            page.write(out, load_all(out))
+    except (KeyboardInterrupt, OSError) as stop:
+        raise Stopped(_stopped(stop, experiments, finished, out)) from stop
+    rows = [row for saved in finished for row in saved.rows]
     print(table(rows))
     failed = sum(row.passed is False for row in rows)
-    print(
-        f"\n{'All verdicts are good.' if not failed else f'{failed} of {len(rows)} verdicts FAILED.'} The page: {path}"
-    )
+    verdict = f"{failed} of {len(rows)} verdicts FAILED." if failed else "All verdicts are good."
+    print(f"\n{verdict} The page: {out / 'index.html'}")
     return not failed
 
 
-def compute(experiment: Experiment, out: pathlib.Path, seed: int, fast: bool) -> None:
-    """Saves what an experiment found: `NAME.npz` (arrays) and `NAME.json` (settings and rows)."""
+def _one(
+    experiment: Experiment,
+    out: pathlib.Path,
+    seed: int,
+    fast: bool,
+    again: bool,
+    progress: Progress,
+) -> Saved:
+    found = None if again else load(experiment, out)
+    if found is not None and (found.seed, found.fast) == (seed, fast):
+        progress.end(f"taken from {out} (--again computes it anew)")
+        return found
+    progress.end(f"{experiment.title} …")
     key = jax.random.fold_in(jax.random.key(seed), experiment.figure)
-    outcome = experiment.compute(key, fast)
-    np.savez(out / f"{experiment.name}.npz", **outcome.data)  # pyright: ignore[reportArgumentType]
-    record = {
-        "seed": seed,
-        "fast": fast,
-        "settings": outcome.settings,
-        "rows": [row._asdict() for row in outcome.rows],
-    }
-    (out / f"{experiment.name}.json").write_text(
-        json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    save(experiment, experiment.compute(key, fast, progress), out, seed, fast)
+    progress.end(f"{progress.seconds:.0f} s")
+    saved = load(experiment, out)
+    assert saved is not None, "what was saved can be read"
+    return saved
+
+
+def make_room(out: pathlib.Path) -> None:
+    """Makes the directory and tries that all will fit into it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise Refused(
+            f"`--out {out}` is a file: name a directory, which is made if need be."
+        ) from None
+    except OSError as error:
+        raise Refused(f"`--out {out}` cannot be made: {error.strerror}.") from None
+    probe = out / f".room-{os.getpid()}"
+    try:
+        probe.write_bytes(b"\1" * ROOM)
+    except OSError as error:
+        raise Refused(
+            f"`--out {out}` cannot take {ROOM // 2**20} MB: {error.strerror}. Name another"
+            " directory, or make room."
+        ) from None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _stopped(
+    stop: BaseException,
+    experiments: list[Experiment],
+    finished: list[Saved],
+    out: pathlib.Path,
+) -> str:
+    at = experiments[min(len(finished), len(experiments) - 1)].name
+    why = f" ({stop})" if isinstance(stop, OSError) else ""
+    done = ", ".join(saved.experiment.name for saved in finished) or "nothing yet"
+    page = f"; their page: {out / 'index.html'}" if finished else ""
+    return (
+        f"\nStopped at {at}{why}. Finished: {done}{page}.\n"
+        "The same command goes on from there: what is finished is not computed again."
     )
-
-
-def load(experiment: Experiment, out: pathlib.Path) -> page.Saved:
-    """What was saved of an experiment."""
-    record = json.loads((out / f"{experiment.name}.json").read_text())
-    with np.load(out / f"{experiment.name}.npz") as arrays:
-        data = dict(arrays)
-    rows = [Row(**row) for row in record["rows"]]
-    svg = (
-        (out / f"{experiment.name}.svg").read_text()
-        if (out / f"{experiment.name}.svg").exists()
-        else ""
-    )
-    return page.Saved(
-        experiment, data, record["settings"], rows, record["seed"], record["fast"], svg
-    )
-
-
-def draw(experiment: Experiment, out: pathlib.Path) -> None:
-    """Draws an experiment's figure, as SVG and PNG, from its saved data alone."""
-    figure = experiment.draw(load(experiment, out).data)
-    save(figure, out / experiment.name)
-
-
-def save(figure: Figure, stem: pathlib.Path) -> None:
-    """The same figure gives the same bytes."""
-    with matplotlib.rc_context({"svg.hashsalt": "diffmh", "svg.fonttype": "path"}):
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(stem.with_suffix(".png"), dpi=150, metadata={"Software": None})
 
 
 def table(rows: list[Row]) -> str:
@@ -110,9 +128,11 @@ def table(rows: list[Row]) -> str:
         (row.quantity, row.paper, row.exact, row.ours, row.bar, verdict[row.passed]) for row in rows
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(6)]
-    join = lambda line: "  ".join(
-        cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-    ).rstrip()
-    return "\n".join(
-        [join(lines[0]), "  ".join("-" * width for width in widths), *map(join, lines[1:])]
-    )
+    rule = "  ".join("-" * width for width in widths)
+    first, *rest = [_padded(line, widths) for line in lines]
+    return "\n".join([first, rule, *rest])
+
+
+def _padded(line: tuple[str, ...], widths: list[int]) -> str:
+    cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+    return "  ".join(cells).rstrip()

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, Key
+from matplotlib.figure import Figure
 
 from ..estimators import Covariance, Score, StochasticDerivative
 from ..expectation import expectation
 from ..models import mixture as model
-from ..plots import variance as draw
+from ..plots import style
+from .data import Data
 from .experiment import Experiment, Outcome, Row
+from .progress import Progress
 
 H, BURN_IN = 0.4, 50
-ESTIMATORS = {
-    "one-sided": StochasticDerivative("one-sided"),
-    "two-sided": StochasticDerivative(),
-    "K = 8": StochasticDerivative(alternatives=8),
+ESTIMATORS: dict[str, Any] = {
+    "one_sided": StochasticDerivative("one-sided"),
+    "two_sided": StochasticDerivative(),
+    "eight": StochasticDerivative(alternatives=8),
     "covariance": Covariance(),
     "score": Score(),
 }
+LOOKS = {
+    "score": (style.AMBER, "score"),
+    "one_sided": (style.RED, "stochastic derivative, one-sided (the paper's)"),
+    "two_sided": (style.BLUE, "two-sided weights"),
+    "eight": (style.VIOLET, "two-sided, 8 alternatives"),
+    "covariance": (style.GREEN, "covariance (at stationarity)"),
+}
 # Read off the paper's figure, and measured anew with its settings (ESTIMATOR.md, section 11).
 PAPER = {
-    "one-sided": {50: 1.5e-3, 200: 2.1e-4, 500: 9.2e-5, 2000: 1.9e-5, 5000: 8.6e-6},
+    "one_sided": {50: 1.5e-3, 200: 2.1e-4, 500: 9.2e-5, 2000: 1.9e-5, 5000: 8.6e-6},
     "score": {50: 5.2e-2, 200: 0.10, 500: 0.19, 2000: 0.52, 5000: 2.1},
 }
 ANEW = {50: 1.28e-3, 200: 2.29e-4, 500: 8.3e-5, 2000: 2.05e-5, 5000: 7.9e-6}
 
 
-def one_chain_variance(num_samples: int, estimator, key, num_chains: int) -> float:
+class Variance(Data):
+    """The variance of one chain's derivative, by estimator and length."""
+
+    length: Int[np.ndarray, "n"]
+    one_sided: Float[np.ndarray, "n"]
+    two_sided: Float[np.ndarray, "n"]
+    eight: Float[np.ndarray, "n"]
+    covariance: Float[np.ndarray, "n"]
+    score: Float[np.ndarray, "n"]
+
+
+def one_chain_variance(num_samples: int, estimator: Any, key: Array, num_chains: int) -> float:
     """The variance of `−Σ (1 + log p̂) dp̂`, both from one and the same chain, as in the paper."""
     occupancy = expectation(
         model.indicator,
@@ -47,59 +72,70 @@ def one_chain_variance(num_samples: int, estimator, key, num_chains: int) -> flo
     return float(np.var(np.asarray(derivative, float), ddof=1))
 
 
-def compute(key, fast: bool) -> Outcome:
+def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Variance]:
     lengths = (50, 500, 2000) if fast else (50, 200, 500, 2000, 5000)
     num_chains = 8_000 if fast else 20_000
-    variances = {
-        name: np.array(
-            [
-                one_chain_variance(n, estimator, jax.random.fold_in(key, n), num_chains)
-                for n in lengths
-            ]
-        )
-        for name, estimator in ESTIMATORS.items()
+    cases = list(itertools.product(ESTIMATORS, lengths))
+    found = {
+        (name, n): one_chain_variance(n, ESTIMATORS[name], jax.random.fold_in(key, n), num_chains)
+        for name, n in progress.over(cases, lambda case: f"{LOOKS[case[0]][1]}, N = {case[1]}")
     }
-    rows = []
-    for n, one, two, score in zip(
-        lengths, variances["one-sided"], variances["two-sided"], variances["score"], strict=True
-    ):
-        tolerance = 2.0 if n >= 2000 else 1.25
-        near = lambda ours, known, factor: bool(known / factor <= ours <= known * factor)
-        rows += [
-            Row(
-                f"variance, stochastic derivative (one-sided), N = {n}",
-                f"{PAPER['one-sided'][n]:.2g}",
-                f"{ANEW[n]:.3g} measured anew",
-                f"{one:.3g}",
-                "within 25 %",
-                near(one, ANEW[n], 1.25),
-            ),
-            Row(
-                f"variance, score, N = {n}",
-                f"{PAPER['score'][n]:.2g}",
-                "—",
-                f"{score:.3g}",
-                "within 25 %" if n < 2000 else "within a factor 2",
-                near(score, PAPER["score"][n], tolerance),
-            ),
-            Row(
-                f"variance, two-sided / one-sided, N = {n}",
-                "—",
-                "—",
-                f"{two / one:.3f}",
-                "≤ 0.6",
-                bool(two <= 0.6 * one),
-            ),
-        ]
-    data = {"length": np.array(lengths), **{name: values for name, values in variances.items()}}
-    data["paper_length"] = np.array(list(PAPER["one-sided"]))
-    data["paper_one-sided"] = np.array(list(PAPER["one-sided"].values()))
-    data["paper_score"] = np.array(list(PAPER["score"].values()))
-    return Outcome(
-        data,
-        f"h = {H}, burn-in {BURN_IN}, each variance over {num_chains:,} independent chains.",
-        rows,
-    )
+    by_length = {name: np.array([found[name, n] for n in lengths]) for name in ESTIMATORS}
+    data = Variance(length=np.array(lengths), **by_length)
+    settings = f"h = {H}, burn-in {BURN_IN}, each variance over {num_chains:,} independent chains."
+    return Outcome(data, settings, [row for i in range(len(lengths)) for row in _rows(data, i)])
+
+
+def _rows(data: Variance, i: int) -> list[Row]:
+    n, one = int(data.length[i]), float(data.one_sided[i])
+    score, ratio = float(data.score[i]), float(data.two_sided[i]) / one
+    near = lambda ours, known, factor: bool(known / factor <= ours <= known * factor)
+    factor, bar = (2.0, "within a factor 2") if n >= 2000 else (1.25, "within 25 %")
+    return [
+        Row(
+            f"variance, stochastic derivative (one-sided), N = {n}",
+            f"{PAPER['one_sided'][n]:.2g}",
+            f"{ANEW[n]:.3g} measured anew",
+            f"{one:.3g}",
+            "within 25 %",
+            near(one, ANEW[n], 1.25),
+        ),
+        Row(
+            f"variance, score, N = {n}",
+            f"{PAPER['score'][n]:.2g}",
+            "—",
+            f"{score:.3g}",
+            bar,
+            near(score, PAPER["score"][n], factor),
+        ),
+        Row(
+            f"variance, two-sided / one-sided, N = {n}",
+            "—",
+            "—",
+            f"{ratio:.3f}",
+            "≤ 0.6",
+            ratio <= 0.6,
+        ),
+    ]
+
+
+def draw(data: Variance, narrow: bool) -> Figure:
+    figure, (ax,) = style.panels(6.6, height=4.0)
+    if narrow:
+        figure.set_size_inches(style.NARROW, 4.6)
+    for name, (colour, label) in LOOKS.items():
+        ax.loglog(data.length, getattr(data, name), "o-", color=colour, lw=1.5, ms=4, label=label)
+    for name, label in (("one_sided", None), ("score", "read off the paper")):
+        read = PAPER[name]
+        ax.loglog(list(read), list(read.values()), "x", color=style.INK, ms=6, label=label)
+    falling = data.one_sided[0] * data.length[0] / data.length
+    ax.loglog(data.length, falling, color=style.GREY, lw=1, ls=":", label="1/N")
+    style.name(ax, "", "samples N", "variance of the entropy's derivative")
+    if narrow:
+        style.key(ax, loc="lower left", bbox_to_anchor=(-0.2, 1.0), borderpad=0)
+    else:
+        style.key(ax, loc="center right", bbox_to_anchor=(1.0, 0.56))
+    return figure
 
 
 EXPERIMENT = Experiment(
@@ -108,11 +144,11 @@ EXPERIMENT = Experiment(
     title="Variance against the length of the chain",
     shows=(
         "The variance of the derivative of the posterior's entropy from one chain. The stochastic"
-        " derivative's falls"
-        " like 1/N, the score's grows. Below the paper's: two-sided weights, eight alternatives at"
-        " a time, and the"
-        " covariance estimator, which needs a converged chain."
+        " derivative's falls like 1/N, the score's grows. Below the paper's: two-sided weights,"
+        " eight alternatives at a time, and the covariance estimator, which needs a converged"
+        " chain."
     ),
+    data=Variance,
     compute=compute,
-    draw=draw.figure,
+    draw=draw,
 )

@@ -99,8 +99,8 @@ class Expectation(Differentiable):
             found.value,
             found.jacobian,
             (),
-            (*notes(self.of_many, found), f"{self.num_chains:,} replicates"),
-            disagreement(found),
+            notes=(*notes(self.of_many, found), f"{self.num_chains:,} replicates"),
+            warnings=disagreement(found),
         )
 
     def _by_surrogate(self, run: Run, estimator: Estimator, count: int):

@@ -43,7 +43,7 @@ class Form:
         structures = jax.tree.structure(self.structure.unflatten(range(self.structure.num_leaves)))
         _, array_structure, _, x_structure = structures.children()
         proposal, coupling = eqx.combine(jax.tree.unflatten(array_structure, arrays), self.static)
-        return couplings.draw(
+        return couplings.coupling_noise(
             coupling, proposal, key, jax.tree.unflatten(x_structure, x), num_steps
         )
 
@@ -81,7 +81,7 @@ def propose(
     couplings.refuse_mismatch(chosen, proposal)
     key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
     first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-    noise = first(proposals.draw(proposal, jax.random.clone(key), x, 1))
+    noise = first(proposals.proposal_noise(proposal, jax.random.clone(key), x, 1))
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
     parts = (key, arrays, noise, x)
     operands, structure = jax.tree.flatten(parts)

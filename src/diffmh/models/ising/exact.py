@@ -65,10 +65,14 @@ class Exact(NamedTuple):
 def exact(size: int, temperature: float, interaction: float = 1.0) -> Exact:
     """Exact averages at equilibrium without field, by Kaufman's formula in double precision.
 
+    Refused: a temperature or an interaction that is not positive, for which it does not hold.
+
     >>> from diffmh.models import ising
     >>> round(ising.exact(12, 3.0).energy, 6)
     -118.114819
     """
+    _positive(temperature, "exact(temperature=...)")
+    _positive(interaction, "exact(interaction=...)")
     with jax.enable_x64(True):
         averages = _averages(_validate.count(size, "exact(size=...)"))
         return Exact(*map(float, averages(np.float64(temperature), np.float64(interaction))))
@@ -102,6 +106,7 @@ def enumerated(size: int, theta: Parameter | Any) -> Exact:
             " see `exact`."
         )
     temperature, interaction, field = (float(value) for value in parameter(theta))
+    _positive(temperature, "enumerated(theta=...)`'s temperature `T")
     codes = np.arange(2 ** (size * size), dtype=np.int64)
     x = 1 - 2 * ((codes[:, None] >> np.arange(size * size)) & 1).reshape(-1, size, size)
     bonds = np.sum(x * (np.roll(x, 1, axis=1) + np.roll(x, 1, axis=2)), axis=(1, 2))
@@ -125,6 +130,7 @@ def peak(size: int, interaction: float = 1.0) -> float:
     >>> round(ising.peak(12), 4)
     2.3327
     """
+    _positive(interaction, "peak(interaction=...)")
     low, high = 1.5 * interaction, 4.0 * interaction
     while high - low > 1e-10 * interaction:
         middle = 0.5 * (low + high)
@@ -134,3 +140,8 @@ def peak(size: int, interaction: float = 1.0) -> float:
             else (low, middle)
         )
     return 0.5 * (low + high)
+
+
+def _positive(value: float, name: str) -> None:
+    if not 0 < float(value) < np.inf:
+        raise ValueError(f"`{name}` must be positive and finite, got {value}.")

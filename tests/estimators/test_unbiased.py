@@ -8,20 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finite_chains import estimates, exact, random_problem
+from finite_chains import COUPLINGS, estimates, exact, random_problem
 from oracles import (
-    MEANS,
     derivative,
     finite_chain_mean,
     ising_moments,
     mixture_occupancy,
     transition_matrix,
 )
-from statistics_ import assert_unbiased
+from paper_models import ising, mixture
+from unbiasedness import assert_unbiased
 
 import diffmh
 
-COUPLINGS = [diffmh.CommonRandomNumbers(), diffmh.Independent(), diffmh.Maximal()]
 LENGTHS = [(12, 0), (8, 3)]
 
 
@@ -38,7 +37,6 @@ def problems(kind: str, part: int):
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("coupling", COUPLINGS, ids=str)
 @pytest.mark.parametrize(
     ("weights", "alternatives"),
     [
@@ -50,42 +48,28 @@ def problems(kind: str, part: int):
         pytest.param("one-sided", 4, marks=pytest.mark.thorough),
     ],
 )
-def test_random_chains(weights, alternatives, coupling, part):
-    """One-sided weights have heavy tails where α is near 1: more runs."""
+def test_random_chains(weights, alternatives, part):
+    """By each coupling. One-sided weights have heavy tails where α is near 1: more runs."""
     num_samples, burn_in = LENGTHS[part]
     num_runs = 4_000 if weights == "two-sided" else 12_000
     estimator = diffmh.StochasticDerivative(weights, alternatives)
-    found = estimates(
-        problems(weights, part), 7, coupling, estimator, num_samples, burn_in, num_runs
-    )
-    for index, problem in enumerate(problems(weights, part)):
-        assert_unbiased(
-            found[index], exact(problem, num_samples, burn_in), f"chain {index} of part {part}"
-        )
+    chains = problems(weights, part)
+    each = range(len(COUPLINGS))
+    found = estimates(chains, 7, each, estimator, num_samples, burn_in, num_runs)
+    for index, problem in enumerate(chains):
+        expected = exact(problem, num_samples, burn_in)
+        for coupling, samples in zip(COUPLINGS, found[:, index], strict=True):
+            assert_unbiased(samples, expected, f"chain {index} of part {part} by {coupling}")
 
 
 @pytest.mark.parametrize(
     "estimator", [diffmh.Score(), diffmh.Score("other chains"), diffmh.Score(0.7)], ids=str
 )
 def test_random_chains_by_score(estimator):
-    found = estimates(problems("two-sided", 1), 8, diffmh.Maximal(), estimator, 8, 3, 4_000)
+    """The score has no alternatives, and so no coupling."""
+    found = estimates(problems("two-sided", 1), 8, [2], estimator, 8, 3, 4_000)[0]
     for index, problem in enumerate(problems("two-sided", 1)):
         assert_unbiased(found[index], exact(problem, 8, 3), f"chain {index}")
-
-
-def mixture(estimator, num_samples, num_chains=40_000):
-    means = jnp.asarray(MEANS, jnp.float32)
-    kernel = diffmh.MetropolisHastings(
-        lambda h, j: -0.5 * ((h - means[j]) / 4.0) ** 2, diffmh.OtherState(3)
-    )
-    return diffmh.expectation(
-        lambda h, j: jax.nn.one_hot(j, 3),
-        kernel,
-        init=0,
-        num_samples=num_samples,
-        num_chains=num_chains,
-        estimator=estimator,
-    )
 
 
 @pytest.mark.parametrize("num_samples", [5, pytest.param(20, marks=pytest.mark.thorough)])
@@ -102,26 +86,6 @@ def mixture(estimator, num_samples, num_chains=40_000):
 def test_mixture(estimator, num_samples):
     found = jax.jacfwd(mixture(estimator, num_samples).per_chain)(0.4, jax.random.key(1))
     assert_unbiased(found, derivative(mixture_occupancy(num_samples, 0), 0.4)[1][:, 0])
-
-
-def ising(size, num_sweeps=5, num_chains=20_000, estimator=None, burn_in=0):
-    def energy(spins):
-        return -jnp.sum(spins * (jnp.roll(spins, 1, 0) + jnp.roll(spins, 1, 1))).astype(jnp.float32)
-
-    sites = [(i, j) for i in range(size) for j in range(size)]
-    density = lambda temperature, spins: -energy(spins) / temperature
-    sweep = diffmh.Cycle(
-        *(diffmh.MetropolisHastings(density, diffmh.SpinFlip(site)) for site in sites)
-    )
-    return diffmh.expectation(
-        lambda temperature, spins: jnp.stack([energy(spins), energy(spins) ** 2]),
-        sweep,
-        init=jnp.ones((size, size), jnp.int32),
-        num_samples=num_sweeps,
-        burn_in=burn_in,
-        num_chains=num_chains,
-        estimator=estimator,
-    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean, ising_sweep, transition_matrix
-from statistics_ import assert_unbiased
+from unbiasedness import assert_unbiased
 
 import diffmh
 from diffmh.parameters import Parameters

@@ -1,0 +1,117 @@
+"""The smallest mistakes that `diffmh.check` finds: how often each of some sizes is found.
+
+The tests on draws are those of `check`, on the draws of one pair of states (check tries four, which
+only adds power), judged as among the tests of a whole check. Draws are made by NumPy.
+
+    python benchmarks/check_power.py [--runs 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from scipy import stats
+
+from diffmh import _trials
+
+DRAWS, FALSE_ALARM, NUM_TESTS = 20_000, 5e-4, 120
+
+
+def found(p_values: list[float]) -> bool:
+    return min(p_values) * NUM_TESTS <= FALSE_ALARM
+
+
+def against_normal(draws: np.ndarray, log_q, rng: np.random.Generator) -> bool:
+    """A claimed density against draws, by way of a fitted normal one."""
+    half = len(draws) // 2
+    reference = _trials.Reference(draws[:half])
+    known = reference.sample(rng, len(draws) - half)
+    at_draws = reference.log_density(draws[half:]) - log_q(draws[half:])
+    return found(_trials.bridge(at_draws, reference.log_density(known) - log_q(known)))
+
+
+def drift(rng, size):
+    """`sample` drifts by this much of a step, and `log_prob` does not say so."""
+    normal = lambda x: stats.norm.logpdf(x).sum(axis=1)
+    return against_normal(rng.normal(size=(DRAWS, 1)) + size, normal, rng)
+
+
+def scale(rng, size):
+    """`sample` takes steps that are longer by this share than `log_prob` says."""
+    normal = lambda x: stats.norm.logpdf(x).sum(axis=1)
+    return against_normal((1 + size) * rng.normal(size=(DRAWS, 1)), normal, rng)
+
+
+def jacobian(rng, size):
+    """This share of a multiplicative walk's Jacobian is forgotten, in two dimensions."""
+
+    def log_q(x):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            terms = stats.norm.logpdf(np.log(x)) - (1 - size) * np.log(x)
+        return np.where(np.any(x <= 0, axis=1), -np.inf, terms.sum(axis=1))
+
+    return against_normal(np.exp(rng.normal(size=(DRAWS, 2))), log_q, rng)
+
+
+def label(rng, size):
+    """A label of claimed probability ½ is drawn this much more often."""
+    draws = (rng.random((DRAWS, 1)) < 0.5 + size).astype(float)
+    return found(_trials.outcomes(draws, np.full(DRAWS, np.log(0.5))))
+
+
+def against_direct(rng, coupled: np.ndarray) -> bool:
+    direct = rng.normal(size=coupled.shape)
+    atoms = [np.zeros(coupled.shape[1])]
+    return found(_trials.same_law(coupled, direct, atoms))
+
+
+def coupling_drift(rng, size):
+    """The coupling moves the alternative by this much of a step too far."""
+    return against_direct(rng, rng.normal(size=(DRAWS, 1)) + size)
+
+
+def coupling_scale(rng, size):
+    """The alternative's steps are shorter by this share."""
+    return against_direct(rng, (1 - size) * rng.normal(size=(DRAWS, 1)))
+
+
+def coupling_stays(rng, size):
+    """The alternative stays where it is with this probability."""
+    stays = rng.random((DRAWS, 1)) < size
+    return against_direct(rng, np.where(stays, 0.0, rng.normal(size=(DRAWS, 1))))
+
+
+def coupling_joint(rng, size):
+    """Coordinates of the alternative's step, independent by rights, are correlated by this much."""
+    step = rng.normal(size=(DRAWS, 2))
+    step[:, 1] = size * step[:, 0] + np.sqrt(1 - size**2) * step[:, 1]
+    return against_direct(rng, step)
+
+
+MISTAKES = {
+    drift: (0.0, 0.06, 0.08, 0.1),
+    scale: (0.0, 0.04, 0.06, 0.08),
+    jacobian: (0.0, 0.2, 0.3, 0.5),
+    label: (0.0, 0.025, 0.03, 0.04),
+    coupling_drift: (0.0, 0.06, 0.08, 0.1),
+    coupling_scale: (0.0, 0.06, 0.08, 0.1),
+    coupling_stays: (0.0, 0.001, 0.002, 0.005),
+    coupling_joint: (0.0, 0.06, 0.08, 0.1),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=100)
+    runs = parser.parse_args().runs
+    for mistake, sizes in MISTAKES.items():
+        shares = []
+        for size in sizes:
+            hits = sum(mistake(np.random.default_rng(seed), size) for seed in range(runs))
+            shares.append(f"{size:g}: {hits / runs:.2f}")
+        print(f"{mistake.__doc__}\n    found, by size: {', '.join(shares)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Draws docs/architecture.md's picture from the imports of the code: `python docs/draw_architecture.py`.
+
+With `--check` it only says whether the picture is that of the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+PACKAGE = ROOT / "src" / "diffmh"
+BEGIN, END = "<!-- drawn by draw_architecture.py -->\n```mermaid\n", "```\n<!-- end -->"
+
+# Left to right. A module that starts with an underscore serves all and is left out of the picture.
+LAYERS = (
+    ("values", "parameters", "decisions"),
+    ("proposals", "couplings"),
+    ("kernel", "kernels"),
+    ("alternatives", "estimators"),
+    ("counts", "simulation"),
+    ("findings", "report"),
+    ("expectation", "compose"),
+    ("trace", "check", "optimise"),
+    ("models", "plots", "sad"),
+    ("reproduce", "cli"),
+)
+
+
+def room(path: pathlib.Path) -> str:
+    """The module or package, directly below diffmh, that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports() -> set[tuple[str, str]]:
+    """Pairs of rooms, the first of which imports the second when it is loaded."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        depth = len(path.relative_to(PACKAGE).parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.level == depth:
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                found |= {(room(path), name.split(".")[0]) for name in names if name}
+    return found
+
+
+def picture() -> str:
+    known = [name for layer in LAYERS for name in layer if _exists(name)]
+    lines = ["flowchart LR"]
+    for number, layer in enumerate(LAYERS):
+        inside = [name for name in layer if _exists(name)]
+        lines += [f"  subgraph L{number}[ ]", *(f"    {name}" for name in inside), "  end"]
+    edges = sorted((b, a) for a, b in imports() if a in known and b in known and a != b)
+    return "\n".join([*lines, *(f"  {used} --> {user}" for used, user in edges)]) + "\n"
+
+
+def _exists(name: str) -> bool:
+    return (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    drawn, after = rest.split(END, 1)
+    if "--check" in sys.argv:
+        sys.exit(0 if drawn == picture() else "docs/architecture.md: the picture is not the code's")
+    PAGE.write_text(before + BEGIN + picture() + END + after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Common random numbers along the gradient, for Gaussian steps in many dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .. import _trees, _validate
+from ..proposals import GaussianProposal, Proposal
+from .coupling import NoiseCoupling
+
+
+class GradientCommonRandomNumbers(NoiseCoupling):
+    """For Gaussian steps `x' = m(x) + L z`: the same noise, but each chain takes the component
+    along *its own* gradient from the same number (Papp and Sherlock, arXiv 2211.12585).
+
+    Whether a random walk is accepted is decided, in many dimensions, by its component along the
+    gradient of the log density: with that shared, the chains accept and reject together, and
+    contract. With `n_x = Lᵀ∇(x) / ‖Lᵀ∇(x)‖`, `n_y` likewise, and a fresh normal ζ:
+
+        w = z + (ζ − n_x·z) n_x,      z_y = w + (n_x·z − n_y·w) n_y,      y' = m(y) + L z_y.
+
+    `w` is standard normal and independent of `n_x·z`, so `z_y` is standard normal *whatever the
+    directions are*: `gradient` only steers, it need not be exact, nor follow theta. Take that of
+    the log density at the theta where you begin:
+
+    >>> import jax, jax.numpy as jnp, diffmh
+    >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2)
+    >>> gradient = jax.grad(lambda x: log_density(0.5, x))
+    >>> far = diffmh.GradientCommonRandomNumbers(gradient)
+    >>> walk = diffmh.GaussianWalk(2.38 / 50**0.5)
+    >>> normal = diffmh.MetropolisHastings(log_density, walk, diffmh.TwoScale(far))
+
+    By itself it brings chains close but never together: use it within `TwoScale`. Within `On`,
+    `gradient` takes the part that moves. Refused for proposals that are not Gaussian.
+    """
+
+    gradient: Callable[[PyTree], PyTree]
+
+    def __init__(self, gradient: Callable[[PyTree], PyTree]):
+        self.gradient = _validate.function(
+            gradient, "GradientCommonRandomNumbers(gradient)", "gradient", "state -> its gradient"
+        )
+
+    def mismatch(self, proposal):
+        return _mismatch(proposal)
+
+    def noise(self, key, proposal, x, num_steps):
+        return jax.random.normal(key, (num_steps,))
+
+    def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        assert isinstance(proposal, GaussianProposal)
+        shared, rest = _split(self.gradient, proposal, x, x_new, noise)
+        return _joined(self.gradient, proposal, y, shared, rest)
+
+
+class GradientReflection(NoiseCoupling):
+    """As `GradientCommonRandomNumbers`, and the rest of the step is mirrored: chains accept and
+    reject together, and meanwhile approach each other.
+
+    With `w` as there, `δ = L⁻¹(m(y) − m(x))` and `e = δ/‖δ‖`: `z_y = v + (n_x·z − n_y·v) n_y` where
+    `v = w − 2(e·w)e`, which is standard normal as `w` is. The best that we know in many dimensions
+    where the scales differ, within `TwoScale`, which brings chains together that are close:
+
+    >>> import jax, jax.numpy as jnp, diffmh
+    >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2 / jnp.arange(1, 51) ** 2)
+    >>> gradient = jax.grad(lambda x: log_density(0.5, x))
+    >>> coupling = diffmh.TwoScale(diffmh.GradientReflection(gradient))
+    >>> normal = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.0), coupling)
+
+    Refused for proposals that are not Gaussian.
+    """
+
+    gradient: Callable[[PyTree], PyTree]
+
+    def __init__(self, gradient: Callable[[PyTree], PyTree]):
+        self.gradient = _validate.function(
+            gradient, "GradientReflection(gradient)", "gradient", "state -> its gradient"
+        )
+
+    def mismatch(self, proposal):
+        return _mismatch(proposal)
+
+    def noise(self, key, proposal, x, num_steps):
+        return jax.random.normal(key, (num_steps,))
+
+    def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        assert isinstance(proposal, GaussianProposal)
+        shared, rest = _split(self.gradient, proposal, x, x_new, noise)
+        apart = proposal.whiten(_trees.subtract(proposal.mean(y), proposal.mean(x)))
+        distance = _trees.dot(apart, apart)
+        along = _trees.dot(apart, rest) / jnp.where(distance > 0, distance, 1.0)
+        mirrored = _moved(rest, -2 * along, apart)
+        return _joined(self.gradient, proposal, y, shared, mirrored)
+
+
+def _mismatch(proposal: Proposal) -> str | None:
+    if isinstance(proposal, GaussianProposal):
+        return None
+    return f"steers Gaussian steps, and `{type(proposal).__name__}` does not take any"
+
+
+def _split(
+    gradient, proposal: GaussianProposal, x: PyTree, x_new: PyTree, fresh: Array
+) -> tuple[Array, PyTree]:
+    """`n_x·z`, and `w`: z with the fresh number in its place. Independent and standard normal."""
+    z = proposal.whiten(_trees.subtract(x_new, proposal.mean(x)))
+    along = _direction(gradient, proposal, x)
+    shared = _trees.dot(along, z)
+    return shared, _moved(z, fresh - shared, along)
+
+
+def _joined(gradient, proposal: GaussianProposal, y: PyTree, shared: Array, rest: PyTree) -> PyTree:
+    """`y'`, whose component along y's own gradient is the shared one."""
+    along = _direction(gradient, proposal, y)
+    z = _moved(rest, shared - _trees.dot(along, rest), along)
+    return _trees.add(proposal.mean(y), proposal.colour(z))
+
+
+def _direction(gradient, proposal: GaussianProposal, x: PyTree) -> PyTree:
+    """`Lᵀ∇ / ‖Lᵀ∇‖`; where the gradient is 0 or not finite, any other direction will do."""
+    slope = gradient(x)
+    _validate.same_form(slope, x, "what `gradient` returns")
+    pulled = proposal.pull(slope)
+    # Scaled first, so that the square of a large or a small gradient stays in range.
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(pulled)]))
+    steers = jnp.isfinite(largest) & (largest > 0)
+    scaled = lambda leaf: jnp.where(steers, leaf / largest, jnp.ones_like(leaf))
+    pulled = jax.tree.map(scaled, pulled)
+    length = jnp.sqrt(_trees.dot(pulled, pulled))
+    return jax.tree.map(lambda leaf: leaf / length, pulled)
+
+
+def _moved(z: PyTree, amount: Array, direction: PyTree) -> PyTree:
+    """`z + amount · direction`."""
+    return jax.tree.map(lambda z, n: z + amount.astype(z.dtype) * n, z, direction)

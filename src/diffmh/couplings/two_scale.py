@@ -1,0 +1,67 @@
+"""One coupling for chains that are far apart, another for chains that are close."""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax
+
+from .. import _trees, _validate
+from ..proposals import GaussianProposal
+from .coupling import NoiseCoupling
+from .maximal_reflection import MaximalReflection
+
+
+class TwoScale(NoiseCoupling):
+    """For Gaussian steps: `far` until the chains are within `distance` steps of each other, `near`
+    from there (Papp and Sherlock, arXiv 2211.12585).
+
+    The distance is `‖L⁻¹(m(y) − m(x))‖`, in units of the proposal's step. It is a function of where
+    the chains are, so the marginals are those of `far` and `near`. Reflection alone needs a number
+    of steps to meet that grows fast with the dimension, for chains that are apart are reflected at
+    random; `far=GradientReflection(gradient)` brings them close first.
+
+    >>> import diffmh
+    >>> diffmh.TwoScale(diffmh.CommonRandomNumbers(), distance=0.5)
+    TwoScale(far=CommonRandomNumbers(), near=MaximalReflection(), distance=0.5)
+    """
+
+    far: NoiseCoupling
+    near: NoiseCoupling
+    distance: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        far: NoiseCoupling,
+        near: NoiseCoupling | None = None,
+        distance: float = 1.0,
+    ):
+        where = "TwoScale(far, near, distance)"
+        self.far = _validate.instance(far, NoiseCoupling, where, "far")
+        chosen = MaximalReflection() if near is None else near
+        self.near = _validate.instance(chosen, NoiseCoupling, where, "near")
+        if not (isinstance(distance, int | float) and 0 < distance < math.inf):
+            raise ValueError(f"`TwoScale(distance=...)` must be positive, got {distance!r}.")
+        self.distance = float(distance)
+
+    def mismatch(self, proposal):
+        if not isinstance(proposal, GaussianProposal):
+            return f"measures Gaussian steps, and `{type(proposal).__name__}` does not take any"
+        return self.far.mismatch(proposal) or self.near.mismatch(proposal)
+
+    def noise(self, key, proposal, x, num_steps):
+        key_far, key_near = jax.random.split(key)
+        return (
+            self.far.noise(key_far, proposal, x, num_steps),
+            self.near.noise(key_near, proposal, x, num_steps),
+        )
+
+    def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        far, near = (
+            coupling.couple(proposal, x, x_new, y, primal_noise, own)
+            for coupling, own in zip((self.far, self.near), noise, strict=True)
+        )
+        assert isinstance(proposal, GaussianProposal)
+        apart = proposal.whiten(_trees.subtract(proposal.mean(y), proposal.mean(x)))
+        return _trees.select(_trees.dot(apart, apart) < self.distance**2, near, far)

@@ -1,0 +1,125 @@
+"""plots.report: value and gradient of a run, each entry with its interval."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .. import _validate
+from ..report import Report
+from . import style
+from .entries import Entry, entries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Line(NamedTuple):
+    """One entry: its estimate, its standard error, and each chain's own, if they are known."""
+
+    name: str
+    estimate: float
+    error: float
+    chains: np.ndarray | None
+
+
+def report(report: Report, *, level: float = 0.95, most: int = 24) -> Figure:
+    """Every entry of the value (left) and of the gradient (right) with its interval.
+
+    An interval is `estimate ± q·error`, with `q` the normal distribution's quantile for `level`.
+    Each chain's own estimate is a faint dot where the report has them: `report.per_chain.value`
+    and `report.per_chain.gradient`, like `value` and `gradient` with the chains first.
+
+    **Arguments**
+
+    - `report`: what `.run` returns.
+    - `level`: how often such intervals should hold the true value.
+    - `most`: of more entries than that, those whose estimates are the largest.
+
+    **Refused**: a level that is not between 0 and 1.
+
+    >>> import jax, diffmh
+    >>> from diffmh.models import mixture
+    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=500)
+    >>> figure = diffmh.plots.report(p.run(0.4, jax.random.key(0)))
+    >>> [label.get_text() for label in figure.axes[1].get_yticklabels()]
+    ['df[0] / dθ', 'df[1] / dθ', 'df[2] / dθ']
+    """
+    _validate.instance(report, Report, "plots.report(report)", "report")
+    most = _validate.count(most, "plots.report(most=...)")
+    if not 0 < level < 1:
+        raise ValueError(f"`plots.report(level=...)` must be between 0 and 1, got {level}.")
+    chains = getattr(report, "per_chain", None)
+    panels = {
+        "value": _lines(entries, report.value, report.value_error, chains and chains.value),
+        "gradient": _lines(
+            lambda tree, _, leading=0: _slopes(tree, report.value, leading),
+            report.gradient,
+            report.gradient_error,
+            chains and chains.gradient,
+        ),
+    }
+    rows = max(min(most, len(lines)) for lines in panels.values())
+    figure, axes = style.panels(4.2, 4.2, height=1.1 + 0.28 * rows)
+    for ax, (title, lines) in zip(axes, panels.items(), strict=True):
+        shown = _largest(lines, most)
+        note = f", the {most} largest of {len(lines):,}" if len(lines) > most else ""
+        _draw(ax, shown, level)
+        style.name(ax, f"{title}, {100 * level:.4g} % intervals{note}")
+    axes[1].axvline(0.0, color=style.FAINT, lw=1, zorder=0)
+    return figure
+
+
+def _lines(name_entries, tree: Any, error: Any, chains: Any) -> list[Line]:
+    estimates, errors = name_entries(tree, "f"), name_entries(error, "f")
+    each = [None] * len(estimates)
+    if chains is not None:
+        each = [entry.values for entry in name_entries(chains, "f", leading=1)]
+    return [
+        Line(estimate.name, float(estimate.values), float(wrong.values), dots)
+        for estimate, wrong, dots in zip(estimates, errors, each, strict=True)
+    ]
+
+
+def _slopes(gradient: Any, value: Any, leading: int) -> list[Entry]:
+    """The gradient's entries, named by f's entry and theta's: at each leaf of f it has a tree like
+    theta, with f's axes before theta's.
+    """
+    leaves, structure = jax.tree.flatten(value)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value)]
+    found = []
+    for path, leaf, part in zip(paths, leaves, structure.flatten_up_to(gradient), strict=True):
+        for index in np.ndindex(np.shape(leaf)):
+            place = f"[{', '.join(map(str, index))}]" if index else ""
+            at = (*[slice(None)] * leading, *index)
+            slope = jax.tree.map(lambda leaf, at=at: np.asarray(leaf)[at], part)
+            named = entries(slope, "θ", leading)
+            found += [Entry(f"df{path}{place} / d{name}", values) for name, values in named]
+    return found
+
+
+def _largest(lines: list[Line], most: int) -> list[Line]:
+    """Those of the largest estimates, in their own order."""
+    order = np.argsort([-abs(line.estimate) for line in lines], kind="stable")[:most]
+    return [lines[i] for i in np.sort(order)]
+
+
+def _draw(ax: Axes, lines: list[Line], level: float) -> None:
+    quantile = statistics.NormalDist().inv_cdf(0.5 + 0.5 * level)
+    at = np.arange(len(lines))
+    for y, line in zip(at, lines, strict=True):
+        if line.chains is not None:
+            # Spread a little, always alike, so that dots in one place can be told apart.
+            offsets = 0.5 * (np.arange(len(line.chains)) * 0.618 % 1.0 - 0.5)
+            look = {"color": style.GREY, "alpha": 0.5, "ms": 2.5, "ls": ""}
+            ax.plot(line.chains, y + offsets, marker="o", **look, zorder=1)
+    estimates = [line.estimate for line in lines]
+    reach = [quantile * line.error for line in lines]
+    look = {"color": style.BLUE, "ms": 4.5, "elinewidth": 1.4, "capsize": 3, "zorder": 2}
+    ax.errorbar(estimates, at, xerr=reach, fmt="o", **look)
+    ax.set_yticks(at, [line.name for line in lines])
+    ax.set_ylim(len(lines) - 0.4, -0.6)

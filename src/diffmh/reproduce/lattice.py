@@ -1,0 +1,54 @@
+"""What the Ising figures share: the lattice, its moments, and the ascent on the heat capacity."""
+
+from __future__ import annotations
+
+import optax
+from jaxtyping import Array, Key
+
+from ..compose import compose
+from ..estimators import StochasticDerivative
+from ..expectation import Expectation, expectation
+from ..models import ising as model
+from ..optimise import Ascent, optimise
+
+SIZE = 12
+START = 6.0
+
+
+def moments(
+    num_samples: int,
+    burn_in: int,
+    num_chains: int,
+    *,
+    flip: bool = False,
+    estimator: StochasticDerivative | None = None,
+) -> Expectation:
+    """Those of the excitation energy, from a cold start."""
+    return expectation(
+        model.excitation_moments,
+        model.sampler(flip),
+        init=model.cold(SIZE),
+        num_samples=num_samples,
+        burn_in=burn_in,
+        num_chains=num_chains,
+        estimator=estimator,
+    )
+
+
+def climb(key: Key[Array, ""], mean: Expectation, num_iterations: int, name: str) -> Ascent:
+    """On the heat capacity across chains, from T = 6: large steps first, then smaller ones, and
+    the average of the second half.
+    """
+    schedule = optax.piecewise_interpolate_schedule(
+        "cosine", 0.2, {int(0.2 * num_iterations): 1.0, num_iterations: 0.02}
+    )
+    return optimise(
+        compose(model.heat_capacity, mean),
+        START,
+        key,
+        optimizer=optax.adam(schedule, b2=0.9),
+        num_iterations=num_iterations,
+        maximise=True,
+        average_from=0.5,
+        name=name,
+    )

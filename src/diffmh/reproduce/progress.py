@@ -1,0 +1,50 @@
+"""How far an experiment is, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO, TypeVar
+
+T = TypeVar("T")
+
+
+class Progress:
+    """One line that is written over, on a terminal; elsewhere a line for each stage, and of a
+    stage's many items one at most every two seconds, so that a log stays readable.
+    """
+
+    def __init__(self, title: str = "", stream: TextIO | None = None, pause: float = 2.0):
+        self._title, self._stream = title, stream or sys.stderr
+        self._pause = pause
+        self._began = self._last = time.monotonic()
+        self._width = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def say(self, what: str) -> None:
+        """A stage that begins."""
+        line = f"{self._title}: {what} ({self.seconds:.0f} s)"
+        if self._stream.isatty():
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+        self._last = time.monotonic()
+
+    def over(self, items: Sequence[T], what: Callable[[T], str]) -> Iterator[T]:
+        """The items, each announced before it is worked on."""
+        for i, item in enumerate(items, start=1):
+            if self._stream.isatty() or time.monotonic() - self._last >= self._pause:
+                self.say(f"{what(item)}, {i} of {len(items)}")
+            yield item
+
+    def end(self, what: str) -> None:
+        """The last line, which stays."""
+        start = "\r" if self._stream.isatty() else ""
+        self._stream.write(start + f"{self._title}: {what}".ljust(self._width) + "\n")
+        self._stream.flush()

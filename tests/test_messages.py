@@ -1,0 +1,98 @@
+"""Messages that say what to do, where one used to be a traceback of somebody else's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import diffmh
+from diffmh.models import gaussian, ising
+
+KEY = jax.random.key(0)
+
+
+def mean_of(f, **options):
+    return diffmh.expectation(
+        f, gaussian.sampler(), init=0.0, num_samples=20, num_chains=4, **options
+    )
+
+
+def test_optimise_a_pytree():
+    pair = mean_of(lambda theta, x: {"a": x, "b": x**2})
+    for objective in (pair, lambda theta, key: {"a": theta, "b": theta**2}):
+        with pytest.raises(ValueError, match=r"one number.*'a': \(\).*compose"):
+            diffmh.optimise(objective, 0.0, KEY, optimizer=optax.sgd(0.1), num_iterations=2)
+
+
+def test_an_optimiser_that_was_not_called():
+    with pytest.raises(TypeError, match=r"optimizer=.*GradientTransformation.*call it.*adam\(0.01"):
+        diffmh.optimise(
+            lambda theta, key: theta**2, 0.0, KEY, optimizer=optax.adam, num_iterations=2
+        )
+    with pytest.raises(TypeError, match=r"optimizer=.*got 0.1\."):
+        diffmh.optimise(lambda theta, key: theta**2, 0.0, KEY, optimizer=0.1, num_iterations=2)
+
+
+def rosenbrock(theta, key):
+    return (1 - theta[0]) ** 2 + 100 * (theta[1] - theta[0] ** 2) ** 2
+
+
+@pytest.mark.parametrize("maximise", [False, True])
+def test_an_optimiser_with_a_line_search(maximise):
+    """L-BFGS asks for values elsewhere, and gets them of the right sign."""
+    objective = (lambda theta, key: -rosenbrock(theta, key)) if maximise else rosenbrock
+    path = diffmh.optimise(
+        objective,
+        jnp.array([-1.0, 1.5]),
+        KEY,
+        optimizer=optax.lbfgs(),
+        num_iterations=40,
+        maximise=maximise,
+    )
+    np.testing.assert_allclose(path.last, [1.0, 1.0], atol=1e-3)
+
+
+def test_a_line_search_on_chains():
+    distance = mean_of(lambda theta, x: (x - 2.0) ** 2)
+    path = diffmh.optimise(distance, 0.0, KEY, optimizer=optax.lbfgs(), num_iterations=2)
+    assert np.all(np.isfinite(path.value))
+
+
+@pytest.mark.parametrize("count", [3e9, 3_000_000_000])
+def test_too_many_samples(count):
+    with pytest.raises(
+        ValueError, match=r"num_samples=...` must be at most 2,147,483,647, got 3,000"
+    ):
+        diffmh.expectation(lambda t, x: x, gaussian.sampler(), init=0.0, num_samples=count)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ising.exact(4, -2.0), r"exact\(temperature=...\)` must be positive.*-2.0"),
+        (lambda: ising.exact(4, 0.0), r"exact\(temperature=...\)` must be positive.*0.0"),
+        (lambda: ising.exact(4, 2.0, -1.0), r"exact\(interaction=...\)` must be positive.*-1.0"),
+        (lambda: ising.enumerated(2, -2.0), r"temperature `T` must be positive.*-2.0"),
+        (lambda: ising.peak(4, -1.0), r"peak\(interaction=...\)` must be positive.*-1.0"),
+    ],
+)
+def test_exact_answers_that_there_are_not(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def closing(scale, within):
+    hidden = jax.lax.stop_gradient if within else lambda value: value
+    kernel = diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * ((x - theta) / hidden(scale)) ** 2, diffmh.GaussianWalk(2.38)
+    )
+    return diffmh.expectation(lambda t, x: x, kernel, init=0.0, num_samples=20, num_chains=4)
+
+
+def test_where_a_stopped_gradient_helps():
+    """The message names the place, and there it does."""
+    with pytest.raises(diffmh.NotDifferentiable, match=r"close over `jax.lax.stop_gradient.*late"):
+        jax.grad(lambda s: closing(s, within=True)(0.5, KEY))(1.0)
+    outside = lambda s: closing(jax.lax.stop_gradient(s), within=False)(s, KEY)
+    assert np.isfinite(jax.grad(outside)(1.0))
