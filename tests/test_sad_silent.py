@@ -174,6 +174,21 @@ def test_steps_that_do_no_harm():
         )
 
 
+def test_steps_that_make_no_jump():
+    """A leaky ReLU and Huber's loss are seen to be continuous; `sad.continuous` vouches for the
+    rest; what does jump is refused.
+    """
+    huber = lambda z: jnp.where(jnp.abs(z) < 1.0, 0.5 * z**2, jnp.abs(z) - 0.5)
+    table = lambda z: jnp.interp(z, jnp.array([-9.0, 0.0, 9.0]), jnp.array([1.0, 0.0, 2.0]))
+    for function in (jax.nn.leaky_relu, huber, sad.continuous(table)):
+        program = lambda t, key, f=function: f(3 * t * jax.random.normal(key))
+        found = jax.grad(sad.expectation(program))(0.4, KEY)
+        np.testing.assert_allclose(found, jax.grad(program)(0.4, KEY), rtol=1e-5)
+    jumps = lambda t, key: jnp.where(noise(t, key) > 0, 1.0, noise(t, key))
+    with pytest.raises(diffmh.NotDifferentiable, match=HERE):
+        jax.grad(sad.expectation(jumps))(0.4, KEY)
+
+
 def shared(theta, key):
     """0.6 by flips of one alone, where E = min(θ, 0.6) has derivative 1."""
     return 1.0 * sad.bernoulli(key, theta) * sad.bernoulli(key, 0.6)

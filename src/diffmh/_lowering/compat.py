@@ -13,7 +13,7 @@ import jax
 import jax.extend.core
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from . import operations
 from .program import Cond, Constant, Equation, Program, Scan, Variable, While
@@ -339,12 +339,13 @@ def new_primitive(
     implementation: Callable[..., list[Any]],
     abstract: Callable[..., list[Any]],
     batched: Callable[..., dict[str, Any]] = lambda **params: params,
+    jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., list[Any]]:
     """A primitive with several results: how it is computed, and what shapes come out. Returns its
     `bind`.
 
     A batch becomes the leading axis of every operand and of every result; `batched` are the
-    parameters that say so.
+    parameters that say so. `jvp(primals, tangents, **params)` is JAX's own rule, or refuses.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -369,6 +370,8 @@ def new_primitive(
         return outputs, [0] * len(outputs)
 
     batching.primitive_batchers[primitive] = batch
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
     return primitive.bind
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import jax
+
+from .._continuity import agree_at_the_step
 from .._lowering import compat
 from .._lowering.program import Equation, Program, Variable, While
 from .._validate import NotDifferentiable
@@ -12,6 +15,8 @@ from .analysis import Analysis
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
+
+_COMPARISONS = {"ge", "gt", "le", "lt"}
 
 
 def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) -> None:
@@ -32,7 +37,7 @@ def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) ->
                 " mark the last value that does."
             )
         if equation.control is None:
-            _refuse_primitive(analysis, equation, defined_by, any_primitive)
+            _refuse_primitive(analysis, program, equation, defined_by, any_primitive)
 
 
 def _refuse_condition(analysis: Analysis, loop: While) -> None:
@@ -69,6 +74,7 @@ def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> st
 
 def _refuse_primitive(
     analysis: Analysis,
+    program: Program,
     equation: Equation,
     defined_by: Mapping[Variable, Equation],
     any_primitive: bool,
@@ -91,11 +97,14 @@ def _refuse_primitive(
             " that step in other operations, or register a rule with `sad.register`."
         )
     if any(atom in analysis.tangent for atom in inputs):
-        _refuse_moving(analysis, equation, defined_by)
+        _refuse_moving(analysis, program, equation, defined_by)
 
 
 def _refuse_moving(
-    analysis: Analysis, equation: Equation, defined_by: Mapping[Variable, Equation]
+    analysis: Analysis,
+    program: Program,
+    equation: Equation,
+    defined_by: Mapping[Variable, Equation],
 ) -> None:
     """Refuses what has no derivative where one is lost: on the way to the result."""
     name, matters = equation.primitive, analysis.matters
@@ -106,7 +115,8 @@ def _refuse_moving(
             f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
             " theta. Where none is meant, say so by `jax.lax.stop_gradient`."
         )
-    if not any(atom in analysis.continuous for atom in equation.inputs):
+    random = any(atom in analysis.continuous for atom in equation.inputs)
+    if not random or equation.vouched or _only_chooses_what_agrees(program, equation):
         return
     stepped = (*primitives.steps(equation, defined_by), *_flat_results(analysis, equation))
     if matters.intersection(stepped):
@@ -115,9 +125,51 @@ def _refuse_moving(
             " theta: the derivative of how"
             " often it steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)`"
             " instead of `uniform < p`, or use"
-            " another sampler of `diffmh.sad`. Where the step does no harm, hide it by"
+            " another sampler of `diffmh.sad`. Where it makes no jump, say so by"
+            " `sad.continuous(function)`; where it does no harm, hide it by"
             " `jax.lax.stop_gradient`."
         )
+
+
+def _only_chooses_what_agrees(program: Program, step: Equation) -> bool:
+    """Whether a comparison only chooses between cases that are equal where it steps, as in a leaky
+    ReLU or Huber's loss.
+    """
+    users = [equation for equation in program.equations if step.outputs[0] in equation.inputs]
+    chooses = all(
+        user.primitive == "select_n" and user.inputs.index(step.outputs[0]) == 0 for user in users
+    )
+    if step.primitive not in _COMPARISONS or not users or not chooses:
+        return False
+    if step.outputs[0] in program.outputs:
+        return False
+    with jax.ensure_compile_time_eval():
+        return all(agree_at_the_step(_before(program, user), step, user) for user in users)
+
+
+def _before(program: Program, last: Equation) -> Program:
+    """What an equation is computed from by plain arithmetic, and from what."""
+    defined_by = {output: equation for equation in program.equations for output in equation.outputs}
+    plain = lambda equation: (
+        equation is not None
+        and equation.control is None
+        and equation.primitive in primitives.SMOOTH | primitives.JUMPS
+    )
+    needed: set[Equation] = set()
+    inputs: dict[Variable, None] = {}
+    waiting = list(last.inputs)
+    while waiting:
+        atom = waiting.pop()
+        if not isinstance(atom, Variable):
+            continue
+        equation = defined_by.get(atom)
+        if equation is None or not plain(equation):
+            inputs[atom] = None
+        elif equation not in needed:
+            needed.add(equation)
+            waiting.extend(equation.inputs)
+    ordered = tuple(equation for equation in program.equations if equation in needed)
+    return Program(tuple(inputs), ordered, ())
 
 
 def _flat_results(analysis: Analysis, equation: Equation) -> tuple[Variable, ...]:

@@ -144,9 +144,20 @@ def _abstract(uniform, *parameters, sampler):
     return [compat.shaped(result.shape, result.dtype)]
 
 
+def refuse_plain(primals: Any, tangents: Any, **params: Any) -> Any:
+    """JAX by itself would lose the derivative of what a draw decides."""
+    raise NotDifferentiable(
+        "JAX was asked to differentiate a draw of `diffmh.sad` by itself, by which its derivative"
+        " would be lost: differentiate `sad.expectation(program)` instead of `program`."
+    )
+
+
 SAMPLE = "sad_sample"
 _sample = compat.new_primitive(
-    SAMPLE, lambda *operands, sampler: [sampler.values(*operands)], _abstract
+    SAMPLE,
+    lambda *operands, sampler: [sampler.values(*operands)],
+    _abstract,
+    jvp=refuse_plain,
 )
 
 
