@@ -145,7 +145,7 @@ def test_silent_zeros_are_refused(name):
 @pytest.mark.parametrize("name", ["isnan", "slogdet", "key_data"])
 def test_mistake_a_step_that_is_not_seen(name, monkeypatch):
     """Without the refusal the derivative is zero, where it is not."""
-    monkeypatch.setattr(refusals, "_refuse_moving", lambda *_: None)
+    monkeypatch.setattr(refusals, "_refuse_step", lambda *_: None)
     assert jax.grad(sad.expectation(SILENT[name]))(0.4, KEY) == 0.0
     mean = lambda t: np.mean(
         jax.vmap(lambda key: SILENT[name](t, key))(jax.random.split(KEY, 10_000))
@@ -175,12 +175,12 @@ def test_steps_that_do_no_harm():
 
 
 def test_steps_that_make_no_jump():
-    """A leaky ReLU and Huber's loss are seen to be continuous; `sad.continuous` vouches for the
-    rest; what does jump is refused.
+    """A leaky ReLU is seen to be continuous; `sad.continuous` vouches for the rest; what does jump
+    is refused.
     """
     huber = lambda z: jnp.where(jnp.abs(z) < 1.0, 0.5 * z**2, jnp.abs(z) - 0.5)
     table = lambda z: jnp.interp(z, jnp.array([-9.0, 0.0, 9.0]), jnp.array([1.0, 0.0, 2.0]))
-    for function in (jax.nn.leaky_relu, huber, sad.continuous(table)):
+    for function in (jax.nn.leaky_relu, sad.continuous(huber), sad.continuous(table)):
         program = lambda t, key, f=function: f(3 * t * jax.random.normal(key))
         found = jax.grad(sad.expectation(program))(0.4, KEY)
         np.testing.assert_allclose(found, jax.grad(program)(0.4, KEY), rtol=1e-5)

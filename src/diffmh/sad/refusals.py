@@ -19,14 +19,16 @@ from .samplers import SAMPLE
 _COMPARISONS = {"ge", "gt", "le", "lt"}
 
 
-def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) -> None:
+def refuse(
+    analysis: Analysis, program: Program, any_primitive: bool = False, vouched: bool = False
+) -> None:
     """Refuses programs whose derivative would be wrong, and, unless JAX differentiates them itself,
-    primitives without a rule.
+    primitives without a rule. What a user has `vouched` for is continuous.
     """
     defined_by = {output: equation for equation in program.equations for output in equation.outputs}
     for equation in program.equations:
         for inner in equation.inner:
-            refuse(analysis, inner, any_primitive)
+            refuse(analysis, inner, any_primitive, vouched or equation.vouched)
         if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
@@ -37,7 +39,9 @@ def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) ->
                 " mark the last value that does."
             )
         if equation.control is None:
-            _refuse_primitive(analysis, program, equation, defined_by, any_primitive)
+            _refuse_primitive(analysis, equation, any_primitive)
+            if not vouched and not equation.vouched:
+                _refuse_step(analysis, program, equation, defined_by)
 
 
 def _refuse_condition(analysis: Analysis, loop: While) -> None:
@@ -72,14 +76,8 @@ def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> st
     return ""
 
 
-def _refuse_primitive(
-    analysis: Analysis,
-    program: Program,
-    equation: Equation,
-    defined_by: Mapping[Variable, Equation],
-    any_primitive: bool,
-) -> None:
-    name, inputs = equation.primitive, equation.inputs
+def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: bool) -> None:
+    name = equation.primitive
     inside = compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
         raise NotDifferentiable(
@@ -96,39 +94,37 @@ def _refuse_primitive(
             " theta or on a draw. Write"
             " that step in other operations, or register a rule with `sad.register`."
         )
-    if any(atom in analysis.tangent for atom in inputs):
-        _refuse_moving(analysis, program, equation, defined_by)
+    moving = any(atom in analysis.tangent for atom in equation.inputs)
+    if moving and analysis.matters.intersection(equation.outputs) and primitives.is_flat(equation):
+        raise NotDifferentiable(
+            f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
+            " theta. Where none is meant, say so by `jax.lax.stop_gradient`."
+        )
 
 
-def _refuse_moving(
+def _refuse_step(
     analysis: Analysis,
     program: Program,
     equation: Equation,
     defined_by: Mapping[Variable, Equation],
 ) -> None:
-    """Refuses what has no derivative where one is lost: on the way to the result."""
-    name, matters = equation.primitive, analysis.matters
-    if not matters.intersection(equation.outputs):
-        return
-    if primitives.is_flat(equation):
-        raise NotDifferentiable(
-            f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
-            " theta. Where none is meant, say so by `jax.lax.stop_gradient`."
-        )
-    random = any(atom in analysis.continuous for atom in equation.inputs)
-    if not random or equation.vouched or _only_chooses_what_agrees(program, equation):
+    """Refuses steps of continuous random values that move, on the way to the result."""
+    inputs = equation.inputs
+    if equation.primitive in (SAMPLE, PROPOSE) or not (
+        any(atom in analysis.tangent for atom in inputs)
+        and any(atom in analysis.continuous for atom in inputs)
+    ):
         return
     stepped = (*primitives.steps(equation, defined_by), *_flat_results(analysis, equation))
-    if matters.intersection(stepped):
-        raise NotDifferentiable(
-            f"`{name}`{_at(equation)} makes a step of a continuous random value that depends on"
-            " theta: the derivative of how"
-            " often it steps would be lost. Draw the decision itself: `sad.bernoulli(key, p)`"
-            " instead of `uniform < p`, or use"
-            " another sampler of `diffmh.sad`. Where it makes no jump, say so by"
-            " `sad.continuous(function)`; where it does no harm, hide it by"
-            " `jax.lax.stop_gradient`."
-        )
+    if not analysis.matters.intersection(stepped) or _only_chooses_what_agrees(program, equation):
+        return
+    raise NotDifferentiable(
+        f"`{equation.primitive}`{_at(equation)} makes a step of a continuous random value that"
+        " depends on theta: the derivative of how often it steps would be lost. Draw the decision"
+        " itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use another sampler of"
+        " `diffmh.sad`. Where it makes no jump, say so by `sad.continuous(function)`; where it does"
+        " no harm, hide it by `jax.lax.stop_gradient`."
+    )
 
 
 def _only_chooses_what_agrees(program: Program, step: Equation) -> bool:
