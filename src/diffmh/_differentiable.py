@@ -11,6 +11,12 @@ from jax.flatten_util import ravel_pytree
 
 from ._validate import NotDifferentiable
 
+_SECOND_DERIVATIVE = (
+    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh"
+    " estimates first derivatives only. For curvature, difference `jax.grad` at two values of theta"
+    " with the same key."
+)
+
 
 @eqx.filter_custom_jvp
 def differentiable(value, jacobian, theta, key, args):
@@ -86,7 +92,7 @@ def _only_once(leaf):
 
 @_only_once.defjvp
 def _refuse_another(primals, tangents):
-    return _refuse_second_derivative(primals, tangents)
+    raise NotDifferentiable(_SECOND_DERIVATIVE)
 
 
 @eqx.filter_custom_jvp
@@ -96,11 +102,7 @@ def _once(jacobian, theta, key, args):
 
 @_once.def_jvp
 def _refuse_second_derivative(primals, tangents):
-    raise NotDifferentiable(
-        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`):"
-        " diffmh estimates first derivatives"
-        " only. For curvature, difference `jax.grad` at two values of theta with the same key."
-    )
+    raise NotDifferentiable(_SECOND_DERIVATIVE)
 
 
 def not_differentiable(tree, message: str):
