@@ -9,7 +9,7 @@ from diffmh import sad
 
 
 def epidemic(theta, key):
-    """SIR among 1000 people, 100 steps: how many were ever infected, by contact rate and recovery."""
+    """SIR among 1000 people, 100 steps: how many were ever infected, by contact and recovery."""
     size = 1000
 
     def step(state, key):

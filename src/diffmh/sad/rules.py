@@ -144,7 +144,7 @@ def sample(
         return [jnp.where(functools.reduce(jnp.logical_and, agree), drawn, fresh)]
 
     (value,) = in_alternatives(world, redrawn, operands, [Value(drawn)])
-    if equation not in analysis.branching:
+    if equation not in analysis.branching or drawn.size == 0:
         return world, [value]
     world, newcomers = _newcomers(world, sampler, drawn, operands)
     slots = in_lanes(value, world.num_slots)
