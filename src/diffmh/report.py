@@ -91,7 +91,7 @@ class Report(eqx.Module):
     def __str__(self) -> str:
         lines = ["value    " + with_errors(self.value, self.value_error)]
         lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
-facts = []
+        facts = []
         if not math.isnan(self.acceptance_rate):
             facts.append(f"accepted {self.acceptance_rate:.1%}")
         if facts or not math.isnan(self.alive_fraction):
