@@ -13,7 +13,6 @@ from jaxtyping import Float, PyTree
 from .counts import Watch
 from .simulation import Outcome
 
-
 # No state's derivative is as large as this unless it grows from step to step.
 _EXPLODED = 1e6
 
