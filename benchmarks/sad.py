@@ -1,11 +1,18 @@
-"""What `sad` costs beside the core on the same chains: `make bench`."""
+"""What `sad` costs beside the core on the same chains, what its default has beside REINFORCE at
+equal time, how it goes with parameters, and how long it compiles: `make bench`. With names of
+sections as arguments, only those.
+"""
 
 from __future__ import annotations
 
 import platform
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from sad_programs import PROGRAMS, policy, policy_by_hand, policy_parameters
 from timing import best_times, row
 
 import diffmh
@@ -58,11 +65,7 @@ CHAINS = {
 }
 
 
-def main():
-    print(
-        f"jax {jax.__version__}, {platform.machine()}, {jax.device_count()}"
-        f" {jax.devices()[0].platform} device"
-    )
+def beside_core():
     rows = []
     for name, (parts, theta) in CHAINS.items():
         programs = {
@@ -82,6 +85,106 @@ def main():
         rows.append(
             row(f"{name}, {NUM_CHAINS} chains: sad / core", f"{ratio:.2f}", "≤ 2", ratio <= 2)
         )
+    return rows
+
+
+def beside_reinforce(num_replicates=2048):
+    """Variance times time of the default over that of the score with the others' mean as baseline,
+    for the parameter that fares worst.
+    """
+    rows = []
+    for name, (program, theta) in PROGRAMS.items():
+        found, seconds = {}, {}
+        for which, estimator in {"score": sad.Score(), "default": None}.items():
+            expected = sad.expectation(program, estimator=estimator, num_replicates=num_replicates)
+            found[which] = expected.run_chains(theta, KEY).jacobian
+            seconds[which] = best_times(
+                {which: lambda e=expected: e.run_chains(theta, KEY).jacobian}, repeats=3
+            )[which]
+        variance = {which: np.asarray(j).var(axis=-1).ravel() for which, j in found.items()}
+        moves = variance["score"] > 1e-12
+        ratio = np.max(variance["default"][moves] / variance["score"][moves])
+        deviation = {which: np.sqrt(v[moves].mean()) for which, v in variance.items()}
+        at_equal_time = ratio * seconds["default"] / seconds["score"]
+        print(
+            f"  {name}: deviation {deviation['default']:.3g}, score {deviation['score']:.3g};"
+            f" variance {ratio:.2f} times, time {seconds['default'] / seconds['score']:.2f} times"
+        )
+        bar = 0.3 if name == "random walk" else 1.0
+        figure = f"{at_equal_time:.2f}"
+        rows.append(
+            row(f"{name}: variance at equal time", figure, f"≤ {bar}", at_equal_time <= bar)
+        )
+    return rows
+
+
+def many_parameters(num_replicates=64):
+    theta = policy_parameters()
+    expected = sad.expectation(policy, estimator=sad.Score(), num_replicates=num_replicates)
+    mean = lambda theta, key: jnp.mean(expected.per_chain(theta, key))
+    keys = lambda key: jax.random.split(key, num_replicates)
+    programs = {
+        "value": jax.jit(mean),
+        "sad": jax.jit(jax.value_and_grad(mean)),
+        "by hand": jax.jit(lambda theta, key: jax.value_and_grad(policy_by_hand)(theta, keys(key))),
+    }
+    best = best_times({name: lambda f=f: f(theta, KEY) for name, f in programs.items()}, repeats=5)
+    over_value, over_hand = best["sad"] / best["value"], best["sad"] / best["by hand"]
+    size = sum(leaf.size for leaf in jax.tree.leaves(theta))
+    return [
+        row(f"{size:,} parameters: gradient / value", f"{over_value:.2f}", "≤ 6", over_value <= 6),
+        row(f"{size:,} parameters: sad / by hand", f"{over_hand:.2f}", "≤ 1.5", over_hand <= 1.5),
+    ]
+
+
+def compile_times():
+    def unrolled(theta, key):
+        total = 0
+        for key_draw in jax.random.split(key, 200):
+            p = jax.nn.sigmoid(theta - 0.1 * total)
+            total = total + sad.bernoulli(key_draw, p)
+        return 1.0 * total
+
+    def categories(theta, key):
+        return jnp.arange(1000.0)[sad.categorical(key, theta * jnp.arange(1000) / 1000)]
+
+    def nested(theta, key, depth=6):
+        if not depth:
+            return theta
+        key_draw, key_rest = jax.random.split(key)
+        return jax.lax.cond(
+            sad.bernoulli(key_draw, theta),
+            lambda: nested(theta, jax.random.fold_in(key_rest, 0), depth - 1) + 1.0,
+            lambda: nested(theta, jax.random.fold_in(key_rest, 1), depth - 1) * 0.5,
+        )
+
+    rows = []
+    cases = {"200 unrolled draws": (unrolled, 20), "1000 categories": (categories, 5)}
+    cases["cond of depth 6"] = (nested, 10)
+    for name, (program, most) in cases.items():
+        began = time.process_time()
+        jax.jit(jax.grad(sad.expectation(program))).lower(0.3, KEY).compile()
+        seconds = time.process_time() - began
+        rows.append(
+            row(f"{name}: compile, CPU seconds", f"{seconds:.1f}", f"< {most}", seconds < most)
+        )
+    return rows
+
+
+SECTIONS = {
+    "core": beside_core,
+    "reinforce": beside_reinforce,
+    "parameters": many_parameters,
+    "compile": compile_times,
+}
+
+
+def main():
+    print(
+        f"jax {jax.__version__}, {platform.machine()}, {jax.device_count()}"
+        f" {jax.devices()[0].platform} device"
+    )
+    rows = [line for name in sys.argv[1:] or SECTIONS for line in SECTIONS[name]()]
     print("\n".join(["", *rows]))
 
 

@@ -1,7 +1,8 @@
 """Random small programs: one text, read by `sad` and by an enumeration of all random choices.
 
 A program is a list of statements over two growing lists of variables, integers and floats. It
-draws, computes, indexes, chooses, branches and loops. `Traced` runs it in JAX; `Enumerated` runs it
+draws, one by one and in vectors, computes, indexes, chooses, branches, loops by `scan` and by
+`while`, and maps. `Traced` runs it in JAX; `Enumerated` runs it
 once for every way in which its draws can come out, in complex numbers.
 """
 
@@ -27,18 +28,25 @@ class Statement(NamedTuple):
     inner: tuple[Any, ...] = ()
 
 
-SIMPLE = ["bernoulli", "binomial", "categorical", "add", "multiply", "index", "where", "smooth"]
+DRAWS = ["bernoulli", "binomial", "categorical", "poisson", "geometric", "vector"]
+SIMPLE = [*DRAWS, "add", "multiply", "index", "where", "smooth", "countdown"]
 _numbers = st.tuples(*(st.integers(0, 11) for _ in range(4)))
 _simple = st.builds(Statement, st.sampled_from(SIMPLE), _numbers, st.just(()))
-_draw = st.builds(Statement, st.sampled_from(SIMPLE[:3]), _numbers, st.just(()))
-_short = st.tuples(_draw, _simple)
+_draw = st.builds(Statement, st.sampled_from(DRAWS), _numbers, st.just(()))
+# Within a block draws have few outcomes, so that all ways through a program can be listed.
+_small = st.builds(Statement, st.sampled_from(DRAWS[:3]), _numbers, st.just(()))
+_rest = st.builds(Statement, st.sampled_from([*DRAWS[:3], *SIMPLE[6:]]), _numbers, st.just(()))
+_short = st.tuples(_small, _rest)
 _cond = st.builds(lambda n, a, b: Statement("cond", n, (a, b)), _numbers, _short, _short)
+_block = st.builds(
+    Statement, st.sampled_from(["scan", "while", "vmap"]), _numbers, st.tuples(_small)
+)
 _scan = st.builds(lambda n, a: Statement("scan", n, a), _numbers, _short)
 programs = st.builds(
     lambda first, middle, block, last: (first, *middle, block, *last),
     _draw,
     st.lists(_simple, min_size=0, max_size=2),
-    st.one_of(_cond, _scan),
+    st.one_of(_cond, _scan, _block, _block),
     st.lists(_simple, min_size=1, max_size=1),
 )
 
@@ -70,6 +78,16 @@ def _statements(backend, statements, integers, floats, theta):
                         [theta[1] * 1.0, backend.squash(x), 0.4 * backend.real(j % 3)]
                     )
                 )
+            case "poisson":
+                integers.append(backend.poisson(0.5 * p))
+            case "geometric":
+                integers.append(backend.geometric(0.9 + 0.08 * p))
+            case "vector":
+                flags = backend.vector([p, 0.5 * p + 0.1])
+                floats.append((1.0 + flags[0]) * (theta[1] + 2.0 * flags[1]))
+            case "countdown":
+                # A loop that draws nothing, left at different times.
+                integers.append(backend.countdown(i % 3) + j)
             case "add":
                 integers.append((i + 2 * j + 1) % 5)
             case "multiply":
@@ -104,6 +122,27 @@ def _statements(backend, statements, integers, floats, theta):
                 integers.append(carried)
                 floats.append(values[0] + values[1] if numbers[0] % 2 else values[0] * values[1])
 
+            case "while":
+
+                def body(backend, carried, total):
+                    own_integers, own_floats = [*integers, carried], list(floats)
+                    _statements(backend, inner, own_integers, own_floats, theta)
+                    step = 1 + own_integers[-1] % 2
+                    return carried + step, total + own_floats[-1] * backend.real(step)
+
+                carried, total = backend.while_loop(body, i % 2, 2)
+                integers.append(carried)
+                floats.append(total)
+            case "vmap":
+
+                def lane(backend, weight):
+                    own_integers, own_floats = list(integers), [*floats, x * weight]
+                    _statements(backend, inner, own_integers, own_floats, theta)
+                    return own_floats[-1] * weight + backend.real(own_integers[-1])
+
+                one, other = backend.vmap(lane, [0.5, 1.5])
+                floats.append(one * other if numbers[0] % 2 else one + 0.3 * other)
+
 
 class Traced:
     """In JAX, with `sad`'s samplers."""
@@ -134,6 +173,33 @@ class Traced:
 
     def categorical(self, logits):
         return sad.categorical(self.next_key(), jnp.stack(logits))
+
+    def poisson(self, rate):
+        return sad.poisson(self.next_key(), rate)
+
+    def geometric(self, p):
+        return sad.geometric(self.next_key(), p)
+
+    def vector(self, probabilities):
+        return sad.bernoulli(self.next_key(), jnp.stack(probabilities)).astype(jnp.float32)
+
+    def countdown(self, start):
+        start = jnp.asarray(start, jnp.int32)
+        return jax.lax.while_loop(lambda left: left > 0, lambda left: left - 1, start)
+
+    def while_loop(self, body, start, most):
+        def step(state):
+            carried, total, key = state
+            key, key_body = jax.random.split(key)
+            return (*body(Traced(key_body), carried, total), key)
+
+        start = (jnp.asarray(start, jnp.int32), jnp.float32(0.0), self.next_key())
+        return jax.lax.while_loop(lambda state: state[0] < most, step, start)[:2]
+
+    def vmap(self, lane, weights):
+        keys = jax.random.split(self.next_key(), len(weights))
+        one = lambda key, weight: lane(Traced(key), weight)
+        return jax.vmap(one)(keys, jnp.asarray(weights, jnp.float32))
 
     def cond(self, condition, yes, no):
         key = self.next_key()
@@ -180,6 +246,29 @@ class Enumerated:
     def categorical(self, logits):
         weights = [cmath.exp(logit) for logit in logits]
         return self.outcome([weight / sum(weights) for weight in weights])
+
+    def poisson(self, rate):
+        """Rates are below 0.5: a count beyond 6 has a probability of less than 10⁻⁶."""
+        return self.outcome([cmath.exp(-rate) * rate**k / math.factorial(k) for k in range(7)])
+
+    def geometric(self, p):
+        """Chances are above 0.9: more than 6 trials have a probability of less than 10⁻⁶."""
+        return 1 + self.outcome([(1 - p) ** k * p for k in range(6)])
+
+    def vector(self, probabilities):
+        return [float(self.bernoulli(p)) for p in probabilities]
+
+    def countdown(self, start):
+        return 0
+
+    def while_loop(self, body, start, most):
+        total = 0.0
+        while start < most:
+            start, total = body(self, start, total)
+        return start, total
+
+    def vmap(self, lane, weights):
+        return [lane(self, weight) for weight in weights]
 
     def cond(self, condition, yes, no):
         return (yes if condition else no)(self)

@@ -350,7 +350,7 @@ def test_sampler_of_ones_own():
 
 def test_rule_of_ones_own():
     """`eigh` is not in the table: it is refused, until it is registered."""
-    from diffmh.sad import primitives
+    from diffmh.sad import interpreter, primitives
 
     program = lambda p, key: jnp.linalg.eigvalsh(
         jnp.diag(jnp.stack([p, 2.0 + sad.bernoulli(key, p)]))
@@ -362,3 +362,4 @@ def test_rule_of_ones_own():
         assert abs(jax.grad(sad.expectation(program))(0.5, jax.random.key(0)) - 1.0) < 1e-5
     finally:
         primitives.SMOOTH.remove("eigh")
+        del interpreter.RULES["eigh"]

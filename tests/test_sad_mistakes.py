@@ -112,8 +112,8 @@ def test_alternatives_that_do_not_stop(monkeypatch):
     mean = lambda theta: sum((1 - theta) ** k for k in range(4))
     assert not is_caught(derivatives(program, 0.3, RUNS)[:, 0, 0], jax.grad(mean)(0.3))
     frozen = control_flow._frozen
-    always = lambda world, old, new, runs, slots_run, accumulated: frozen(
-        world, old, new, runs, slots_run | True, accumulated
+    always = lambda world, old, new, runs, banked: frozen(
+        world, old, new, control_flow._Runs(runs.primal, runs.slots | True), banked
     )
     monkeypatch.setattr(control_flow, "_frozen", always)
     assert is_caught(derivatives(program, 0.3, RUNS)[:, 0, 0], jax.grad(mean)(0.3))

@@ -113,6 +113,32 @@ def test_marker_on_what_is_not_linear(use):
         gradient(program)
 
 
+def test_plain_differentiation_of_a_program():
+    program = lambda p, key: 2.0 * sad.bernoulli(key, p)
+    with pytest.raises(diffmh.NotDifferentiable, match=r"`sad\.expectation\(program\)` instead"):
+        jax.grad(program)(0.4, KEY)
+
+
+def test_parameters_out_of_range_make_nan_or_the_nearer_end():
+    """Never the least of all integers."""
+    for value in (jnp.nan, -1.0, jnp.inf):
+        draws = [sad.poisson(KEY, value), sad.binomial(KEY, 5, value), sad.geometric(KEY, value)]
+        assert all(int(draw) >= 0 for draw in draws), (value, draws)
+    assert np.isnan(gradient(lambda p, key: 1.0 * sad.geometric(key, p - 0.4), 0.4))
+
+
+def test_draws_of_no_size_and_of_zero_probability():
+    empty = lambda p, key: jnp.sum(sad.bernoulli(key, p * jnp.ones(0))) + p
+    assert gradient(empty) == 1.0
+    chosen = lambda p, key: 1.0 * sad.categorical(key, probs=jnp.stack([p, 0.0 * p, 1 - p]))
+    slopes = jax.vmap(jax.grad(sad.expectation(chosen)), (None, 0))(0.4, jax.random.split(KEY, 64))
+    assert np.all(np.isfinite(slopes))
+    with pytest.raises(TypeError, match="probs"):
+        sad.categorical(KEY)
+    with pytest.raises(ValueError, match="categories"):
+        sad.categorical(KEY, jnp.zeros((3, 0)))
+
+
 def test_unknown_primitive():
     program = lambda p, key: (
         jnp.linalg.svd(jnp.array([[p, 1.0], [0.0, p]]), compute_uv=False).sum()
@@ -218,6 +244,7 @@ def test_report():
         np.abs(estimate.gradient["x"] - np.array([8.0, 1.2])) < 5 * estimate.gradient_error["x"]
     )
     assert "±" in str(estimate) and "1,024 replicates" in str(estimate)
+    assert estimate.num_chains == 1024
 
 
 def test_bits_of_a_draw_do_not_depend_on_who_draws():

@@ -50,6 +50,11 @@ def operands(name, theta):
     return getattr(samplers, f"_{name.upper()}"), (theta,), (one,)
 
 
+def many(flips):
+    """Values by flips."""
+    return np.asarray(flips).reshape(len(flips), -1)
+
+
 CASES = [
     *(("bernoulli", p, bernoulli, 0) for p in NEAR_ZERO_AND_ONE),
     *(("binomial", p, binomial, 0) for p in NEAR_ZERO_AND_ONE),
@@ -81,7 +86,7 @@ def test_flips_carry_the_derivative(name, theta, probabilities, first):
         pairs = jax.vmap(flips)(jnp.asarray(values, kind))
     for g in (lambda k: np.asarray(k, float) ** 2, lambda k: np.asarray(k, float) == first + 1):
         found = sum(
-            np.sum(p * np.asarray(weight) * (g(flipped) * 1.0 - g(values)))
+            np.sum(p[:, None] * many(weight) * (g(many(flipped)) * 1.0 - g(values)[:, None]))
             for flipped, weight in pairs
         )
         np.testing.assert_allclose(found, np.sum(slope * g(values)), rtol=1e-8, atol=1e-12)

@@ -142,7 +142,7 @@ def _judge(program: Program, step: Equation, select: Equation, by_x: set[Any]) -
         levels = [value for value in known if value is not None]
         same = len(levels) == len(known) and all(np.array_equal(v, levels[0]) for v in levels)
         return None if same else Jump(step.where, step.primitive, True)
-    if step.primitive in _COMPARISONS and _agree_at_the_step(program, step, select):
+    if step.primitive in _COMPARISONS and agree_at_the_step(program, step, select):
         return None
     return Jump(step.where, step.primitive, False)
 
@@ -160,7 +160,7 @@ def _constant(program: Program, atom: Variable | Constant) -> np.ndarray | None:
     return np.asarray(made.bind(*operands)[made.outputs.index(atom)])
 
 
-def _agree_at_the_step(program: Program, step: Equation, select: Equation) -> bool:
+def agree_at_the_step(program: Program, step: Equation, select: Equation) -> bool:
     """Whether the cases of a choice are equal where the two sides of its comparison are: tried at
     random inputs, with one side set to the other wherever it is used.
     """

@@ -11,6 +11,12 @@ from jax.flatten_util import ravel_pytree
 
 from ._validate import NotDifferentiable
 
+_SECOND_DERIVATIVE = (
+    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh"
+    " estimates first derivatives only. For curvature, difference `jax.grad` at two values of theta"
+    " with the same key."
+)
+
 
 @eqx.filter_custom_jvp
 def differentiable(value, jacobian, theta, key, args):
@@ -24,6 +30,21 @@ def differentiable(value, jacobian, theta, key, args):
 def _jvp(primals, tangents):
     _, jacobian, theta, key, args = primals
     *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    values, derivative = _once(jacobian, theta, key, args)
+    leaves, structure = jax.tree.flatten(theta)
+    # An unperturbed leaf has the direction `None`.
+    slots = structure.flatten_up_to(d_theta)
+    directions = [
+        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
+    ]
+    direction = ravel_pytree(directions)[0]
+    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+
+
+def _refuse_data(closed_over, d_args):
+    """Derivatives are with respect to theta alone."""
     if jax.tree.leaves(d_args):
         raise NotDifferentiable(
             "A derivative with respect to `args` was asked for: they are data. Make what you"
@@ -38,16 +59,40 @@ def _jvp(primals, tangents):
             " If its derivative is not wanted, close over `jax.lax.stop_gradient(value)`: within"
             " `log_density`, `f` or the program it is too late."
         )
+
+
+@eqx.filter_custom_jvp
+def differentiable_by(value, surrogate, theta, key, args):
+    """`value(theta, key, args)`; the derivative is JAX's own of `surrogate(theta, key, args)`, so
+    that many parameters are differentiated backward.
+    """
+    return value(theta, key, args)
+
+
+@differentiable_by.def_jvp
+def _jvp_by(primals, tangents):
+    _, surrogate, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
-    values, derivative = _once(jacobian, theta, key, args)
     leaves, structure = jax.tree.flatten(theta)
-    # An unperturbed leaf has the direction `None`.
     slots = structure.flatten_up_to(d_theta)
     directions = [
         jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
     ]
-    direction = ravel_pytree(directions)[0]
-    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+    of_theta = lambda *leaves: surrogate(structure.unflatten(leaves), key, args)
+    return jax.jvp(of_theta, tuple(map(_only_once, leaves)), tuple(directions))
+
+
+@jax.custom_jvp
+def _only_once(leaf):
+    """A parameter, of which a derivative is being taken already."""
+    return leaf
+
+
+@_only_once.defjvp
+def _refuse_another(primals, tangents):
+    raise NotDifferentiable(_SECOND_DERIVATIVE)
 
 
 @eqx.filter_custom_jvp
@@ -57,11 +102,7 @@ def _once(jacobian, theta, key, args):
 
 @_once.def_jvp
 def _refuse_second_derivative(primals, tangents):
-    raise NotDifferentiable(
-        "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`):"
-        " diffmh estimates first derivatives"
-        " only. For curvature, difference `jax.grad` at two values of theta with the same key."
-    )
+    raise NotDifferentiable(_SECOND_DERIVATIVE)
 
 
 def not_differentiable(tree, message: str):

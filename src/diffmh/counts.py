@@ -31,7 +31,8 @@ class Silent(eqx.Module):
 
 class Counts(eqx.Module):
     """Sums over the steps of one chain, the largest weight met, the largest derivative that a state
-    had (where states carry one), and which leaves of the state have moved. A slot's step counts as a step of its own. `origin` is f at the start.
+    had (where states carry one), and which leaves of the state have moved. A slot's step counts as
+    a step of its own. `origin` is f at the start.
     """
 
     decisions: Int[Array, "*C"]

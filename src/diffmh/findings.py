@@ -68,13 +68,15 @@ class Finding(eqx.Module):
             )
         yield from self._of_alternatives()
         if np.nanmin(np.append(self.effective_samples, np.inf)) < 5 * self.num_chains:
-            yield "there are fewer than 5 effective samples per chain: run longer, or propose better."
+            yield (
+                "there are fewer than 5 effective samples per chain: run longer, or propose better."
+            )
 
     def _of_alternatives(self) -> Iterable[str]:
         if self.tie_share > 1e-4 and self.estimator == "Score":
             yield (
-                f"{self.tie_share:.1%} of the decisions were exact ties, log r = 0, whose derivative"
-                " no score sees: `Score()` has no unbiased answer here. Use"
+                f"{self.tie_share:.1%} of the decisions were exact ties, log r = 0, whose"
+                " derivative no score sees: `Score()` has no unbiased answer here. Use"
                 " `StochasticDerivative()`."
             )
         if self.never_born:

@@ -18,7 +18,9 @@ from .simulation import Outcome
 
 
 class RunChains(eqx.Module):
-    """Each chain's value and derivative; the outcomes of the simulations behind them."""
+    """Each chain's value and derivative; the outcomes of the simulations behind them, none if they
+    are runs of a program. `notes` and `warnings` go into the report as they are.
+    """
 
     unflatten: Callable[[Float[Array, "F C"]], PyTree]
     theta: PyTree
@@ -26,6 +28,8 @@ class RunChains(eqx.Module):
     jacobian: Float[Array, "P F C"]
     outcomes: tuple[Outcome, ...]
     jumps: tuple[Jump, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Report(eqx.Module):
@@ -45,6 +49,7 @@ class Report(eqx.Module):
     - `num_chains`: how many chains the errors come from.
     - `nan_proposals`: proposals whose log density was NaN; they are never accepted.
     - `warnings`: what looks wrong, and what to do about it.
+    - `notes`: what else there is to say, such as what other estimators would have had.
 
     What an estimator has no use for is NaN.
     """
@@ -61,6 +66,7 @@ class Report(eqx.Module):
     nan_proposals: int
     num_chains: int
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
@@ -85,15 +91,18 @@ class Report(eqx.Module):
     def __str__(self) -> str:
         lines = ["value    " + with_errors(self.value, self.value_error)]
         lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
-        least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
-        facts = [f"effective samples {least:,.0f}"]
+        facts = []
         if not math.isnan(self.acceptance_rate):
-            facts.insert(0, f"accepted {self.acceptance_rate:.1%}")
+            facts.append(f"accepted {self.acceptance_rate:.1%}")
+        if facts or not math.isnan(self.alive_fraction):
+            least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
+            facts.append(f"effective samples {least:,.0f}")
         if not math.isnan(self.alive_fraction):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
             facts.append(f"alternative alive {self.alive_fraction:.0%}")
             facts.append(f"largest weight {self.max_weight:.3g}")
-        lines.append(", ".join(facts))
+        lines.extend([", ".join(facts)] if facts else [])
+        lines.extend(self.notes)
         lines.extend(f"warning: {warning}" for warning in self.warnings)
         return "\n".join(lines)
 
@@ -104,7 +113,9 @@ def report(chains: RunChains) -> Report:
     slope, slope_error = mean_and_error(chains.jacobian)
     findings = [find(outcome) for outcome in chains.outcomes]
     effective = [finding.effective_samples for finding in findings]
-    # A composed value has no samples of its own: it is as good as the worst expectation behind it.
+    # Replicates of a program are independent. A composed value has no samples of its own: it is as
+    # good as the worst expectation behind it.
+    effective = effective or [np.full(value.shape, float(chains.value.shape[-1]))]
     shared = (
         effective[0]
         if len(effective) == 1 and effective[0].shape == value.shape
@@ -118,14 +129,17 @@ def report(chains: RunChains) -> Report:
         value_error=like_value(value_error),
         gradient=gradient_tree(chains.unflatten, chains.theta, slope),
         gradient_error=gradient_tree(chains.unflatten, chains.theta, slope_error),
-        acceptance_rate=min(finding.acceptance_rate for finding in findings),
+        acceptance_rate=min((f.acceptance_rate for f in findings), default=math.nan),
         recoupling_time=_largest(finding.recoupling_time for finding in findings),
         alive_fraction=_largest(finding.alive_fraction for finding in findings),
         max_weight=_largest(finding.max_weight for finding in findings),
         effective_samples=like_value(np.broadcast_to(shared, value.shape)),
         nan_proposals=sum(finding.nan_proposals for finding in findings),
         num_chains=chains.value.shape[-1],
-        warnings=tuple(dict.fromkeys(_warnings(chains, findings, slope, slope_error))),
+        warnings=tuple(
+            dict.fromkeys((*_warnings(chains, findings, slope, slope_error), *chains.warnings))
+        ),
+        notes=chains.notes,
     )
 
 

@@ -77,7 +77,8 @@ def trace(
     averages over.
 
     >>> import jax, diffmh
-    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
+    >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
+    >>> normal = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.38))
     >>> path = diffmh.trace(normal, 0.5, jax.random.key(0), init=0.0, num_steps=200)
     >>> path.primal.shape, path.alternative.shape, path.weight.shape
     ((200,), (200, 1), (200, 1))

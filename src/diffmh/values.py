@@ -5,8 +5,8 @@ Per chain (or run of a program) there are K *slots*, each with at most one alter
 contributes to the derivative is `φ̇ + Σ_k W_k (φ_k − φ)`.
 
 Pruning thins candidates of weights `w_i` and scores `s_i` to one without bias: keep `i` with
-probability `s_i / Σs` and weight `w_i Σs / s_i`. A score may look at anything but a direction dθ, so
-that everything is linear in it; only `s_i > 0` wherever `w_i ≠ 0` is asked of it.
+probability `s_i / Σs` and weight `w_i Σs / s_i`. A score may look at anything but a direction dθ:
+then everything is linear in it; only `s_i > 0` wherever `w_i ≠ 0` is asked of it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ class Value(eqx.Module):
     """A value, its derivative by the P flattened parameters, and its values in the alternatives.
 
     `tangent` has the P parameters and `alternative` the K slots as a leading axis; each is `None`
-    where there is none, and costs nothing then. `pending` is the value in an alternative that was
-    born but not yet pruned (`sad`). In the core a `primal` may be a pytree, with tangents at its
-    floats and `None` at its other leaves.
+    where there is none, and costs nothing then. In the core a `primal` may be a pytree, with
+    tangents at its floats and `None` at its other leaves.
     """
 
     primal: Any
     tangent: Any = None
     alternative: Any = None
-    pending: Any = None
 
     def __sub__(self, other: Value) -> Value:
         """The difference of two values, of which both or neither have a tangent."""
@@ -52,26 +50,12 @@ class Value(eqx.Module):
         """The value plus an amount that does not depend on the parameters."""
         return Value(self.primal + amount, self.tangent)
 
-    @property
-    def branched(self) -> bool:
-        """Whether it may differ in an alternative."""
-        return self.alternative is not None or self.pending is not None
-
-    def in_slots(self, num_slots: int) -> Any:
-        """Its values in the slots."""
-        if self.alternative is not None:
-            return self.alternative
-        return jnp.broadcast_to(self.primal, (num_slots, *jnp.shape(self.primal)))
-
-    def in_pending(self) -> Any:
-        return self.primal if self.pending is None else self.pending
-
     def tangents(self, num_parameters: int, dtype: Any) -> Any:
-        """Its tangent, zero if it has none; of its own dtype if it is a float, else of `dtype`."""
+        """Its tangent, zero if it has none; of its own dtype, or of `dtype` if it is whole."""
         if self.tangent is not None:
             return self.tangent
-        floating = jnp.issubdtype(self.primal.dtype, jnp.floating)
-        kind = self.primal.dtype if floating else dtype
+        inexact = jnp.issubdtype(self.primal.dtype, jnp.inexact)
+        kind = self.primal.dtype if inexact else dtype
         return jnp.zeros((num_parameters, *jnp.shape(self.primal)), kind)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import equinox
 import jax
+import jax.extend.core
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from . import operations
 from .program import Cond, Constant, Equation, Program, Scan, Variable, While
@@ -32,6 +33,35 @@ def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> boo
         if any(is_reached(variable) for variable in equation.invars):
             reached.update(equation.outvars)
     return any(is_reached(variable) for variable in jaxpr.outvars)
+
+
+def moved(equation: Equation, moving: Sequence[bool]) -> list[bool]:
+    """Which results of an equation have a derivative, symbolically, by the operands that move."""
+    described = [
+        jax.ShapeDtypeStruct(jax.numpy.shape(atom.value), jax.numpy.result_type(atom.value))
+        if isinstance(atom, Constant)
+        else jax.ShapeDtypeStruct(atom.shape, atom.dtype)
+        for atom in equation.inputs
+    ]
+    points = [kind for kind, moves in zip(described, moving, strict=True) if moves]
+
+    def along(directions, operands, index):
+        def of_moving(*moved):
+            rest = iter(moved)
+            given = [
+                next(rest) if moves else operand
+                for operand, moves in zip(operands, moving, strict=True)
+            ]
+            return equation.bind(*given)[index]
+
+        at = [operand for operand, moves in zip(operands, moving, strict=True) if moves]
+        return jax.jvp(of_moving, at, directions)[1]
+
+    return [
+        jax.numpy.issubdtype(output.dtype, jax.numpy.inexact)
+        and depends_on(lambda d, o, index=index: along(d, o, index), points, described)
+        for index, output in enumerate(equation.outputs)
+    ]
 
 
 def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -151,10 +181,14 @@ def _inline(
                 equations[begin:] = [(vouch(one), acts) for one, acts in equations[begin:]]
         elif name in _OURS and calls is not _CALLS:
             function = functools.partial(_OURS[name], **equation.params)
-            inner = jax.make_jaxpr(function)(
-                *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars)
-            )
+            inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
             outputs = _inline(inner, calls, inputs, equations, called_at)
+        elif name == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
+            inner = jax.make_jaxpr(functools.partial(_while_of_lanes, equation.params))(
+                *(_struct(v.aval) for v in equation.invars)
+            )
+            where = _where(equation) or called_at
+            outputs = _inline(inner, calls, inputs, equations, where)
         else:
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
             control = _control(equation, calls, called_at)
@@ -172,6 +206,33 @@ def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
             *operands, **primitive.get_bind_params({**equation.params, **changed})
         )
     return tuple(outputs) if primitive.multiple_results else (outputs,)
+
+
+def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:
+    """`vmap` of a `while_loop` has a condition per lane; here one condition, until all lanes have
+    stopped, each as it was when it did.
+    """
+    num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition, body = (
+        jax.extend.core.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr")
+    )
+    goes_on = lambda carry: condition(*operands[:num_condition], *carry)[0]
+
+    def step(carry):
+        runs = goes_on(carry)
+        after = body(*operands[num_condition : num_condition + num_body], *carry)
+        wide = lambda leaf: runs.reshape(*runs.shape, *(1,) * (leaf.ndim - runs.ndim))
+        return [jax.numpy.where(wide(new), new, old) for new, old in zip(after, carry, strict=True)]
+
+    return jax.lax.while_loop(
+        lambda carry: jax.numpy.any(goes_on(carry)),
+        step,
+        list(operands[num_condition + num_body :]),
+    )
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _fresh(variable: Any) -> Variable:
@@ -278,12 +339,13 @@ def new_primitive(
     implementation: Callable[..., list[Any]],
     abstract: Callable[..., list[Any]],
     batched: Callable[..., dict[str, Any]] = lambda **params: params,
+    jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., list[Any]]:
     """A primitive with several results: how it is computed, and what shapes come out. Returns its
     `bind`.
 
     A batch becomes the leading axis of every operand and of every result; `batched` are the
-    parameters that say so.
+    parameters that say so. `jvp(primals, tangents, **params)` is JAX's own rule, or refuses.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -308,6 +370,8 @@ def new_primitive(
         return outputs, [0] * len(outputs)
 
     batching.primitive_batchers[primitive] = batch
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
     return primitive.bind
 
 

@@ -21,8 +21,8 @@ class Cycle(Kernel):
     Metropolis-within-Gibbs.
 
     Decisions, births and recouplings of alternatives happen at every update; `f` is evaluated once
-    per cycle. Kernels that differ only in arrays (the site that they move) are run by one loop, so a
-    long sweep compiles quickly.
+    per cycle. Kernels that differ only in arrays (the site that they move) are run by one loop, so
+    that a long sweep compiles quickly.
 
     >>> import diffmh
     >>> density = lambda theta, x: -0.5 * (x["a"] - theta) ** 2 - 0.5 * (x["b"] - x["a"]) ** 2

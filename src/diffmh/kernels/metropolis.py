@@ -88,7 +88,8 @@ class MetropolisHastings(Update):
     integers or booleans, but is not a `FiniteProposal`.
 
     >>> import diffmh
-    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
+    >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
+    >>> normal = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.38))
     >>> normal.coupling
     MaximalReflection()
     """

@@ -5,165 +5,157 @@ which are used only linearly.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 
-from .._lowering.program import Cond, Equation, Program, Scan, Variable, While
+from .._lowering.program import Atom, Cond, Equation, Program, Variable, While
 from .._lowering.program import Constant as Constant
 from . import primitives
 from .samplers import SAMPLE
 
-Atom = Variable | Constant
+# A use of a value asks that all of some others be linear too; an impossible one asks it of `None`.
+Use = tuple[Atom, tuple[Variable | None, ...]]
+_NONLINEAR = (None,)
 
 
 @dataclasses.dataclass
 class Analysis:
     """Sets of variables: with a tangent; that may differ in an alternative (`branched`); of a
-    continuous distribution; used only linearly on every way to the result (`linear`). `branching`
-    holds the equations that give rise to alternatives."""
+    continuous distribution; used only linearly on every way to the result (`linear`); the carried
+    sums of a loop that may be left at different times (`accumulated`); those that reach the result
+    other than through `stop_gradient` (`matters`). `branching` holds the equations within which
+    alternatives are born or dropped."""
 
     tangent: set[Variable] = dataclasses.field(default_factory=set)
     branched: set[Variable] = dataclasses.field(default_factory=set)
     continuous: set[Variable] = dataclasses.field(default_factory=set)
     linear: set[Variable] = dataclasses.field(default_factory=set)
-    branching: set[Equation] = dataclasses.field(default_factory=set)
     accumulated: set[Variable] = dataclasses.field(default_factory=set)
+    matters: set[Variable] = dataclasses.field(default_factory=set)
+    branching: set[Equation] = dataclasses.field(default_factory=set)
 
     def has_tangent(self, variable: Variable) -> bool:
         """At run time, when the alternatives of linear values have become tangents."""
-        return variable in self.tangent or (
-            variable in self.branched and variable in self.linear | self.accumulated
-        )
+        return variable in self.tangent or (variable in self.branched and self._is_banked(variable))
 
     def has_alternative(self, variable: Variable) -> bool:
-        return (
-            variable in self.branched
-            and variable not in self.linear
-            and variable not in self.accumulated
+        return variable in self.branched and not self._is_banked(variable)
+
+    def _is_banked(self, variable: Variable) -> bool:
+        return variable in self.linear or variable in self.accumulated
+
+    def concerns(self, equation: Equation) -> bool:
+        """Whether a derivative depends on what the equation computes."""
+        return equation in self.branching or any(
+            atom in self.tangent or atom in self.branched for atom in equation.inputs
         )
 
     def banks(self, equation: Equation) -> list[bool]:
         """Which operands an equation takes linearly, on the way to a result that is used
         linearly itself.
         """
-        match equation.control:
-            case Scan(body=body):
-                return [variable in self.linear for variable in body.inputs]
-            case While() as loop if self.stops_apart(loop):
-                skip = loop.num_condition_constants + loop.num_body_constants
-                return [False] * skip + [
-                    variable in self.accumulated for variable in equation.outputs
-                ]
-            case While() as loop:
-                return [False] * loop.num_condition_constants + [
-                    variable in self.linear for variable in loop.body.inputs
-                ]
-            case Cond(branches=branches):
-                inputs = zip(*(branch.inputs for branch in branches), strict=True)
-                return [False] + [
-                    all(variable in self.linear for variable in column) for column in inputs
-                ]
-            case _:
-                if not all(output in self.linear for output in equation.outputs):
-                    return [False] * len(equation.inputs)
-                return primitives.linear_in(
-                    equation, [atom not in self.branched for atom in equation.inputs]
-                )
+        control = equation.control
+        if control is None:
+            if not self.linear.issuperset(equation.outputs):
+                return [False] * len(equation.inputs)
+            return primitives.linear_in(equation, self.fixed(equation))
+        flags = [
+            bool(targets) and self.linear.issuperset(targets) for targets in control.edges().into
+        ]
+        if isinstance(control, While) and self.stops_apart(control):
+            constants = len(flags) - len(equation.outputs)
+            flags[constants:] = [output in self.accumulated for output in equation.outputs]
+        return flags
+
+    def fixed(self, equation: Equation) -> list[bool]:
+        """Which operands are the same in every alternative."""
+        return [atom not in self.branched for atom in equation.inputs]
 
     def stops_apart(self, loop: While) -> bool:
         """Whether an alternative may leave a loop before or after the primal."""
         return loop.condition.outputs[0] in self.branched
 
+    def goes_apart(self, equation: Equation) -> bool:
+        """Whether an alternative may take another way through an equation than the primal."""
+        if isinstance(equation.control, While):
+            return self.stops_apart(equation.control)
+        return isinstance(equation.control, Cond) and equation.inputs[0] in self.branched
+
     def num_uniforms(self, program: Program) -> int:
         """Uniforms that pruning needs: for each draw one to pick a candidate, if there are
         several, and one to prune it.
         """
-        draws = [
-            equation
+        return sum(
+            1 + (num_candidates(equation) > 1)
             for equation in program.equations
             if equation in self.branching and equation.control is None
-        ]
-        return sum(1 + (num_candidates(equation) > 1) for equation in draws)
+        )
 
 
 def num_candidates(equation: Equation) -> int:
     """How many flips a draw has."""
-    described = lambda atom: (
-        jnp.asarray(atom.value)
-        if isinstance(atom, Constant)
-        else jax.ShapeDtypeStruct(atom.shape, atom.dtype)
-    )
     return equation.params["sampler"].num_candidates(
-        equation.outputs[0], [described(atom) for atom in equation.inputs[1:]]
+        equation.outputs[0], [_described(atom) for atom in equation.inputs[1:]]
     )
+
+
+def _described(atom: Atom):
+    if isinstance(atom, Constant):
+        return jnp.asarray(atom.value)
+    return jax.ShapeDtypeStruct(atom.shape, atom.dtype)
 
 
 def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
     """Forward to a fixed point for tangents and alternatives, then backward for linear use."""
     analysis = Analysis(tangent=set(differentiated))
-    _until_stable(lambda: _forward(analysis, program), lambda: _size(analysis))
-    analysis.linear = _linear(analysis, program)
+    facts = (analysis.tangent, analysis.branched, analysis.continuous, analysis.branching)
+    _until_stable(functools.partial(_forward, analysis, program), facts)
+    _find_linear(analysis, program)
+    analysis.matters.update(atom for atom in program.outputs if isinstance(atom, Variable))
+    _until_stable(functools.partial(_backward, analysis, program), (analysis.matters,))
     return analysis
 
 
-def _size(analysis: Analysis) -> int:
-    sets = (analysis.tangent, analysis.branched, analysis.continuous, analysis.branching)
-    return sum(len(facts) for facts in sets)
-
-
-def _until_stable(step, size) -> None:
+def _until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
     before = -1
-    while size() != before:
-        before = size()
+    while (size := sum(map(len, facts))) != before:
+        before = size
         step()
 
 
 def _forward(analysis: Analysis, program: Program) -> None:
     for equation in program.equations:
-        match equation.control:
-            case Scan() as loop:
-                _flow(analysis, equation.inputs, loop.body.inputs)
-                _forward(analysis, loop.body)
-                carry = loop.body.inputs[loop.num_constants : loop.num_constants + loop.num_carry]
-                _flow(analysis, loop.body.outputs[: loop.num_carry], carry)
-                _flow(analysis, carry, equation.outputs[: loop.num_carry])
-                _flow(
-                    analysis,
-                    loop.body.outputs[loop.num_carry :],
-                    equation.outputs[loop.num_carry :],
-                )
-                inner = (loop.body,)
-            case While() as loop:
-                num_condition, num_body = loop.num_condition_constants, loop.num_body_constants
-                carry = loop.body.inputs[num_body:]
-                _flow(analysis, equation.inputs[num_condition:], loop.body.inputs)
-                _flow(
-                    analysis, equation.inputs[:num_condition], loop.condition.inputs[:num_condition]
-                )
-                _forward(analysis, loop.body)
-                _flow(analysis, loop.body.outputs, carry)
-                _flow(analysis, carry, loop.condition.inputs[num_condition:])
-                _forward(analysis, loop.condition)
-                _flow(analysis, carry, equation.outputs)
-                if analysis.stops_apart(loop):
-                    analysis.branched.update(carry)
-                inner = (loop.body, loop.condition)
-            case Cond() as choice:
-                branches = choice.branches
-                for branch in branches:
-                    _flow(analysis, equation.inputs[1:], branch.inputs)
-                    _forward(analysis, branch)
-                    _flow(analysis, branch.outputs, equation.outputs)
-                if equation.inputs[0] in analysis.branched:
-                    analysis.branched.update(equation.outputs)
-                inner = branches
-            case None:
-                _forward_primitive(analysis, equation)
-                continue
-        if any(nested in analysis.branching for part in inner for nested in part.equations):
-            analysis.branching.add(equation)
+        if equation.control is None:
+            _forward_primitive(analysis, equation)
+        else:
+            _forward_control(analysis, equation)
+
+
+def _forward_control(analysis: Analysis, equation: Equation) -> None:
+    assert equation.control is not None
+    edges = equation.control.edges()
+    for operand, targets in zip(equation.inputs, edges.into, strict=True):
+        _flow(analysis, operand, targets)
+    for inner in equation.inner:
+        _forward(analysis, inner)
+    for source, target in edges.around:
+        _flow(analysis, source, (target,))
+    apart = analysis.goes_apart(equation)
+    if apart:
+        analysis.branched.update(equation.outputs)
+        if isinstance(equation.control, While):
+            analysis.branched.update((*equation.control.carry, *equation.control.seen))
+    for output, sources in zip(equation.outputs, edges.out, strict=True):
+        for source in sources:
+            _flow(analysis, source, (output,))
+    # A loop that is left at different times drops alternatives at its end even if it draws nothing.
+    if (apart and isinstance(equation.control, While)) or any(
+        nested in analysis.branching for inner in equation.inner for nested in inner.equations
+    ):
+        analysis.branching.add(equation)
 
 
 def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
@@ -175,11 +167,13 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
         if differentiated:
             analysis.branching.add(equation)
         branched, differentiated = branched or differentiated, False
+    if equation.primitive in primitives.STOPPED:
+        differentiated = False
     is_continuous = primitives.continuous(
         equation, [atom in analysis.continuous for atom in inputs]
     )
     for output in equation.outputs:
-        if differentiated and jnp.issubdtype(output.dtype, jnp.floating):
+        if differentiated and jnp.issubdtype(output.dtype, jnp.inexact):
             analysis.tangent.add(output)
         if branched:
             analysis.branched.add(output)
@@ -187,131 +181,126 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
             analysis.continuous.add(output)
 
 
-def _flow(analysis: Analysis, sources: Sequence[Atom], targets: Sequence[Variable]) -> None:
-    """What is known of the sources holds of the targets."""
-    for source, target in zip(sources, targets, strict=True):
-        for facts in (analysis.tangent, analysis.branched, analysis.continuous):
-            if source in facts:
-                facts.add(target)
+def _flow(analysis: Analysis, source: Atom, targets: Iterable[Variable]) -> None:
+    """What is known of the source holds of the targets."""
+    for facts in (analysis.tangent, analysis.branched, analysis.continuous):
+        if source in facts:
+            facts.update(targets)
 
 
-def _linear(analysis: Analysis, program: Program) -> set[Variable]:
+def _backward(analysis: Analysis, program: Program) -> None:
+    """What reaches a value that matters does too."""
+    matters = analysis.matters
+
+    def matter(atoms: Iterable[Atom]) -> None:
+        matters.update(atom for atom in atoms if isinstance(atom, Variable))
+
+    for equation in reversed(program.equations):
+        if equation.control is None:
+            if matters.intersection(equation.outputs) and (
+                equation.primitive not in primitives.STOPPED
+            ):
+                matter(equation.inputs)
+            continue
+        edges = equation.control.edges()
+        for output, sources in zip(equation.outputs, edges.out, strict=True):
+            matter(sources if output in matters else ())
+        if matters.intersection(equation.outputs):
+            matter(equation.inputs[:1] if isinstance(equation.control, Cond) else ())
+            matter(
+                equation.control.condition.outputs if isinstance(equation.control, While) else ()
+            )
+        for source, target in edges.around:
+            matter((source,) if target in matters else ())
+        for inner in equation.inner:
+            _backward(analysis, inner)
+        for operand, targets in zip(equation.inputs, edges.into, strict=True):
+            matter((operand,) if matters.intersection(targets) else ())
+
+
+def _find_linear(analysis: Analysis, program: Program) -> None:
     """The greatest set of float variables each of whose uses is linear with results in the set;
     the program's outputs are free.
     """
-    variables: set[Variable] = set()
-    # A use of a variable asks that all of some others be linear too; an impossible one asks it of
-    # `None`.
-    uses: list[tuple[Atom, tuple[Variable | None, ...]]] = []
-    accumulators: list[tuple[Variable, While]] = []
-    _collect(analysis, program, variables, uses, accumulators)
-    linear = {variable for variable in variables if jnp.issubdtype(variable.dtype, jnp.floating)}
-    prune = lambda: linear.difference_update(
-        [atom for atom, targets in uses if not linear.issuperset(targets)]
-    )  # pyright: ignore
-    _until_stable(prune, lambda: len(linear))
-    analysis.accumulated = {variable for variable, _ in accumulators if variable in linear}
-    return linear
+    uses = list(_uses(analysis, program))
+    linear = {
+        variable for variable in _variables(program) if jnp.issubdtype(variable.dtype, jnp.inexact)
+    }
+
+    def keep_what_is_used_linearly():
+        # Backward, as most uses are of what came just before.
+        for atom, targets in reversed(uses):
+            if atom in linear and not linear.issuperset(targets):  # pyright: ignore
+                linear.discard(atom)  # pyright: ignore
+
+    _until_stable(keep_what_is_used_linearly, (linear,))
+    analysis.linear = linear
+    analysis.accumulated = {variable for variable in _sums(analysis, program) if variable in linear}
 
 
-def _collect(analysis, program, variables, uses, accumulators) -> None:
-    variables.update(program.inputs)
-    nonlinear = (None,)
+def _variables(program: Program) -> Iterator[Variable]:
+    yield from program.inputs
     for equation in program.equations:
-        variables.update(equation.outputs)
-        inner: tuple[Program, ...] = ()
-        match equation.control:
-            case Scan() as loop:
-                carry = loop.body.inputs[loop.num_constants : loop.num_constants + loop.num_carry]
-                uses.extend(
-                    (atom, (variable,))
-                    for atom, variable in zip(equation.inputs, loop.body.inputs, strict=True)
-                )
-                _collect_carry(uses, loop.body.outputs, carry, equation.outputs)
-                inner = (loop.body,)
-            case While() as loop:
-                num_condition, num_body = loop.num_condition_constants, loop.num_body_constants
-                carry, init = (
-                    loop.body.inputs[num_body:],
-                    equation.inputs[num_condition + num_body :],
-                )
-                uses.extend((atom, nonlinear) for atom in equation.inputs[:num_condition])
-                uses.extend((atom, nonlinear) for atom in loop.condition.outputs)
-                constants = zip(
-                    equation.inputs[num_condition:], loop.body.inputs[:num_body], strict=False
-                )
-                uses.extend((atom, (variable,)) for atom, variable in constants)
-                if analysis.stops_apart(loop):
-                    uses.extend((atom, nonlinear) for atom in (*carry, *loop.body.outputs))
-                    for index, (atom, output) in enumerate(
-                        zip(init, equation.outputs, strict=True)
-                    ):
-                        if _accumulates(loop, index):
-                            accumulators.append((output, loop))
-                            uses.append((atom, (output,)))
-                        else:
-                            uses.append((atom, nonlinear))
-                else:
-                    uses.extend(
-                        (atom, (variable,)) for atom, variable in zip(init, carry, strict=True)
-                    )
-                    seen = loop.condition.inputs[num_condition:]
-                    uses.extend(
-                        (variable, (other,)) for variable, other in zip(carry, seen, strict=True)
-                    )
-                    _collect_carry(uses, loop.body.outputs, carry, equation.outputs)
-                inner = (loop.body, loop.condition)
-            case Cond() as choice:
-                branches = choice.branches
-                uses.append((equation.inputs[0], nonlinear))
-                fixed = equation.inputs[0] not in analysis.branched
-                for branch in branches:
-                    uses.extend(
-                        (atom, (variable,))
-                        for atom, variable in zip(equation.inputs[1:], branch.inputs, strict=True)
-                    )
-                    outputs = zip(branch.outputs, equation.outputs, strict=True)
-                    uses.extend(
-                        (atom, (output,) if fixed else nonlinear) for atom, output in outputs
-                    )
-                inner = branches
-            case None:
-                fixed = [atom not in analysis.branched for atom in equation.inputs]
-                flags = primitives.linear_in(equation, fixed)
-                uses.extend(
-                    (atom, equation.outputs if flag else nonlinear)
-                    for atom, flag in zip(equation.inputs, flags, strict=True)
-                )
-                continue
-        for part in inner:
-            _collect(analysis, part, variables, uses, accumulators)
+        yield from equation.outputs
+        for inner in equation.inner:
+            yield from _variables(inner)
 
 
-def _collect_carry(uses, body_outputs, carry, outputs) -> None:
-    """A carried value is linear only if its next round and its last are."""
-    for atom, variable, output in zip(body_outputs, carry, outputs, strict=False):
-        uses.extend([(atom, (variable, output)), (variable, (output,))])
-    uses.extend(
-        (atom, (output,))
-        for atom, output in zip(body_outputs[len(carry) :], outputs[len(carry) :], strict=True)
-    )
+def _uses(analysis: Analysis, program: Program) -> Iterator[Use]:
+    for equation in program.equations:
+        if equation.control is None:
+            flags = primitives.linear_in(equation, analysis.fixed(equation))
+            for atom, flag in zip(equation.inputs, flags, strict=True):
+                yield atom, equation.outputs if flag else _NONLINEAR
+        else:
+            yield from _control_uses(analysis, equation)
+            for inner in equation.inner:
+                yield from _uses(analysis, inner)
+
+
+def _control_uses(analysis: Analysis, equation: Equation) -> Iterator[Use]:
+    """A value is linear if what it becomes is; what decides isn't, and where ways go apart
+    nothing is but the sums of a loop.
+    """
+    control = equation.control
+    assert control is not None
+    edges, apart = control.edges(), analysis.goes_apart(equation)
+    sums = dict(_sums_of(analysis, equation))
+    for operand, targets in zip(equation.inputs, edges.into, strict=True):
+        sum_of = [sums[target] for target in targets if target in sums]
+        yield operand, tuple(sum_of) or targets or _NONLINEAR
+    yield from ((source, (target,)) for source, target in edges.around)
+    for output, sources in zip(equation.outputs, edges.out, strict=True):
+        yield from ((source, _NONLINEAR if apart else (output,)) for source in sources)
+    if isinstance(control, While):
+        yield control.condition.outputs[0], _NONLINEAR
+
+
+def _sums(analysis: Analysis, program: Program) -> Iterator[Variable]:
+    for equation in program.equations:
+        yield from (output for _, output in _sums_of(analysis, equation))
+        for inner in equation.inner:
+            yield from _sums(analysis, inner)
+
+
+def _sums_of(analysis: Analysis, equation: Equation) -> Iterator[tuple[Variable, Variable]]:
+    """The carries of a loop that may be left at different times which are only added to, with
+    their outputs.
+    """
+    loop = equation.control
+    if isinstance(loop, While) and analysis.stops_apart(loop):
+        for index, output in enumerate(equation.outputs):
+            if _accumulates(loop, index):
+                yield loop.carry[index], output
 
 
 def _accumulates(loop: While, index: int) -> bool:
     """Whether a float carry is only ever added to: `s + term`, and nothing else looks at it."""
-    variable = loop.body.inputs[loop.num_body_constants + index]
-    if loop.condition.inputs[loop.num_condition_constants + index] in _used(loop.condition):
-        return False
-    target = loop.body.outputs[index]
-    if not jnp.issubdtype(variable.dtype, jnp.floating):
+    variable, target = loop.carry[index], loop.body.outputs[index]
+    if loop.seen[index] in _used(loop.condition) or not jnp.issubdtype(variable.dtype, jnp.inexact):
         return False
     while variable is not target:
-        users = [
-            equation
-            for equation in loop.body.equations
-            for atom in equation.inputs
-            if atom is variable
-        ]
+        users = _users(loop.body, variable)
         if len(users) != 1 or variable in loop.body.outputs:
             return False
         (equation,) = users
@@ -321,10 +310,16 @@ def _accumulates(loop: While, index: int) -> bool:
         if not adds or equation.outputs[0].shape != variable.shape:
             return False
         variable = equation.outputs[0]
-    users = [
-        equation for equation in loop.body.equations for atom in equation.inputs if atom is variable
+    return not _users(loop.body, variable) and (
+        sum(atom is target for atom in loop.body.outputs) == 1
+    )
+
+
+def _users(program: Program, variable: Variable) -> list[Equation]:
+    """The equations that take a variable, once for each time."""
+    return [
+        equation for equation in program.equations for atom in equation.inputs if atom is variable
     ]
-    return not users and sum(atom is target for atom in loop.body.outputs) == 1
 
 
 def _used(program: Program) -> set[Atom]:

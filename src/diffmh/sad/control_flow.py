@@ -1,29 +1,44 @@
 """The rules of loops and conditionals.
 
-Within them the world is carried beside the values. A value from outside belongs to the alternatives
-that lived when the loop was entered: in slots that have been given away since, it is the primal's.
+Within them the lanes are carried beside the values. A value from outside belongs to the
+alternatives that lived when the loop was entered: in slots that have been given away since, it is
+the primal's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key
 
 from .._lowering.program import Cond, Constant, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
 from .propose import PROPOSE
-from .rules import draw_coupling_noise
-from .values import Value, World, drop_recoupled, forget, pin, select_slots, settle, weighted
+from .rules import noise_of_coupling
+from .values import (
+    Lanes,
+    Value,
+    World,
+    add_difference,
+    drop_recoupled,
+    forget,
+    in_lanes,
+    pin,
+    select_slots,
+    settle,
+)
 
 
 def conform(world: World, value: Value, tangent: bool, alternative: bool) -> Value:
     """A value with exactly the parts that are asked for."""
     tangents = value.tangents(world.num_parameters, world.weight.dtype) if tangent else None
-    return Value(value.primal, tangents, value.in_slots(world.num_slots) if alternative else None)
+    return Value(value.primal, tangents, in_lanes(value, world.num_slots) if alternative else None)
 
 
 def _like(
@@ -80,85 +95,128 @@ def _first(value: Value) -> Value:
     return Value(value.primal, swap(value.tangent), swap(value.alternative))
 
 
+class _Carried(eqx.Module):
+    """What a loop carries: the program's values, and what is kept of the alternatives."""
+
+    values: list[Value]
+    lanes: Lanes
+
+
+class _Chances(eqx.Module):
+    """What an iteration draws for itself: uniforms for pruning, a key for programs within it, and
+    the couplings' noise.
+    """
+
+    uniforms: Array
+    key: Key[Array, "..."] | None
+    noise: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScanRun:
+    """A scan, as it is entered."""
+
+    analysis: Analysis
+    equation: Equation
+    loop: Scan
+    world: World
+    constants: tuple[Value, ...]
+    key: Key[Array, ""]
+    coupling: dict[Equation, Any]
+
+    @property
+    def branching(self) -> bool:
+        return self.equation in self.analysis.branching
+
+    @property
+    def ys(self) -> tuple[Any, ...]:
+        return self.equation.outputs[self.loop.num_carry :]
+
+    @property
+    def stamped(self) -> bool:
+        """Whether stacked outputs must remember which alternatives they belong to."""
+        return self.branching and any(self.analysis.has_alternative(y) for y in self.ys)
+
+    def chances(self) -> _Chances:
+        """For all iterations."""
+        body, length = self.loop.body, self.loop.length
+        key_uniforms, key_inner = jax.random.split(self.key)
+        count = self.analysis.num_uniforms(body) if self.branching else 0
+        nested = any(
+            _needs_key(self.analysis, inner) and inner not in self.coupling
+            for inner in body.equations
+        )
+        return _Chances(
+            jax.random.uniform(key_uniforms, (length, count), self.world.uniforms.dtype),
+            jax.random.split(key_inner, length) if nested else None,
+            list(self.coupling.values()),
+        )
+
+    def step(self, carried: _Carried, inputs: tuple[list[Value], _Chances]) -> Any:
+        """One iteration: what it carries on, and what leaves it for the alternatives that live
+        on to the end.
+        """
+        analysis, body, num_carry = self.analysis, self.loop.body, self.loop.num_carry
+        xs, chances = inputs
+        noise = dict(zip(self.coupling, chances.noise, strict=True))
+        within = self.world.replace(lanes=carried.lanes, coupling_noise=noise)
+        within = _inner(within, chances.uniforms, self.key if chances.key is None else chances.key)
+        known = [*self.constants, *xs]
+        if self.branching:
+            known = _forget_all(within, self.world.births, known)
+        constants, xs = known[: len(self.constants)], known[len(self.constants) :]
+        banked = [variable in analysis.linear for variable in (*self.loop.carry, *self.ys)]
+        within, outputs = evaluate(
+            analysis,
+            body,
+            within,
+            [*constants, *carried.values, *xs],
+            banked,
+            _settle_before(analysis, body, num_carry),
+        )
+        within, outputs = _finish(within, outputs) if self.branching else (within, outputs)
+        values = _like(analysis, within, self.loop.carry, outputs[:num_carry])
+        ys = _like(analysis, within, self.ys, outputs[num_carry:])
+        within = pin(within, ys)
+        stamp = within.births if self.stamped else None
+        return _Carried(values, within.lanes), (ys, stamp)
+
+
 def scan(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """`lax.scan` over values and world. What leaves an iteration is kept for the alternatives
-    that live on to the end.
-    """
+    """`lax.scan` over values and lanes."""
     loop = equation.control
     assert isinstance(loop, Scan)
-    body, num_constants, num_carry = loop.body, loop.num_constants, loop.num_carry
-    edge = num_constants + num_carry
-    carry_variables, bank_outputs = (
-        body.inputs[num_constants:edge],
-        _scan_banks(analysis, equation, loop),
-    )
-    constants, xs = operands[:num_constants], [_first(value) for value in operands[edge:]]
-    world = pin(world, [*constants, *operands[edge:]])
-    init = _like(analysis, world, carry_variables, operands[num_constants:edge])
-    branching, entry = equation in analysis.branching, world.births
-    branched_ys = [analysis.has_alternative(variable) for variable in equation.outputs[num_carry:]]
-    settle_before = _settle_before(analysis, body, num_carry)
+    constants, start, xs = loop.parts(operands)
+    world = pin(world, [*constants, *xs])
     world, key = world.spawn()
-    key_uniforms, key_inner, key_couplings = jax.random.split(key, 3)
-    num_uniforms = analysis.num_uniforms(body) if branching else 0
-    uniforms = jax.random.uniform(key_uniforms, (loop.length, num_uniforms), world.uniforms.dtype)
-    coupling_noise = _draw_ahead(analysis, loop, constants, key_couplings)
-    nested = any(
-        _needs_key(analysis, inner) and inner not in coupling_noise for inner in body.equations
-    )
-    keys = jax.random.split(key_inner, loop.length) if nested else None
-
-    def step(carry, slices):
-        values, weight, births, pinned = carry
-        xs, uniforms, key, noise = slices
-        within = world.replace(
-            weight=weight,
-            births=births,
-            pinned=pinned,
-            coupling_noise=dict(zip(coupling_noise, noise, strict=True)),
-        )
-        within = _inner(within, uniforms, key_inner if key is None else key)
-        known = _forget_all(within, entry, constants) if branching else constants
-        xs = [Value(v.primal, v.tangent, v.alternative) for v in xs]
-        xs = _forget_all(within, entry, xs) if branching else xs
-        within, outputs = evaluate(
-            analysis, body, within, [*known, *values, *xs], bank_outputs, settle_before
-        )
-        within, outputs = _finish(within, outputs) if branching else (within, outputs)
-        carried = _like(analysis, within, carry_variables, outputs[:num_carry])
-        ys = _like(analysis, within, equation.outputs[num_carry:], outputs[num_carry:])
-        within = pin(within, ys)
-        stamp = within.births if branching and any(branched_ys) else None
-        return (carried, within.weight, within.births, within.pinned), (ys, stamp)
-
-    pinned = (
-        jnp.full_like(world.births, -1)
-        if world.pinned is None and any(branched_ys)
-        else world.pinned
-    )
-    start = (init, world.weight, world.births, pinned)
-    (carried, weight, births, _), (ys, stamps) = jax.lax.scan(
-        step,
-        start,
-        (xs, uniforms, keys, list(coupling_noise.values())),
+    key, key_couplings = jax.random.split(key)
+    coupling = _noise_ahead(analysis, loop, constants, key_couplings)
+    run = _ScanRun(analysis, equation, loop, world, constants, key, coupling)
+    lanes = world.lanes
+    if lanes.pinned is None and any(analysis.has_alternative(y) for y in run.ys):
+        lanes = dataclasses.replace(lanes, pinned=jnp.full_like(lanes.births, -1))
+    carried, (ys, stamps) = jax.lax.scan(
+        run.step,
+        _Carried(_like(analysis, world, loop.carry, start), lanes),
+        ([_first(value) for value in xs], run.chances()),
         length=loop.length,
         reverse=loop.reverse,
     )
-    if branching:
-        world = world.replace(weight=weight, births=births)
-    return world, [*carried, *(_after_scan(births, stamps, y) for y in ys)]
+    ys = [_after_scan(carried.lanes.births, stamps, y) for y in ys]
+    after = world.replace(lanes=carried.lanes) if run.branching else world
+    return after, [*carried.values, *ys]
 
 
-def _draw_ahead(
+def _noise_ahead(
     analysis: Analysis, loop: Scan, constants: Sequence[Value], key: Any
 ) -> dict[Equation, Any]:
     """The couplings' own randomness for all iterations at once, for those proposals that are the
     same in each.
     """
     known = dict(zip(loop.body.inputs, constants, strict=False))
-    drawn = {}
+    ahead = {}
     for number, equation in enumerate(loop.body.equations):
         if equation.primitive == PROPOSE and _needs_key(analysis, equation):
             atoms = equation.inputs[1 : 1 + equation.params["form"].sizes[1]]
@@ -167,25 +225,17 @@ def _draw_ahead(
                     jnp.asarray(atom.value) if isinstance(atom, Constant) else known[atom].primal
                     for atom in atoms
                 ]
-                drawn[equation] = draw_coupling_noise(
+                ahead[equation] = noise_of_coupling(
                     equation, jax.random.fold_in(key, number), arrays, loop.length
                 )
-    return drawn
+    return ahead
 
 
 def _needs_key(analysis: Analysis, equation: Equation) -> bool:
     """Whether an equation draws what the program does not."""
     if equation.primitive == PROPOSE:
         return any(atom in analysis.branched for atom in equation.inputs)
-    return equation.control is not None
-
-
-def _scan_banks(analysis: Analysis, equation: Equation, loop: Scan) -> list[bool]:
-    """Which outputs of the body are taken linearly."""
-    carry = loop.body.inputs[loop.num_constants : loop.num_constants + loop.num_carry]
-    return [
-        variable in analysis.linear for variable in (*carry, *equation.outputs[loop.num_carry :])
-    ]
+    return equation.control is not None and analysis.concerns(equation)
 
 
 def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
@@ -193,9 +243,130 @@ def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
     y = _first(y)
     if y.alternative is None or stamps is None:
         return y
-    current = (stamps == births).T
+    current = (stamps == births[None]).T
     current = current.reshape(*current.shape, *(1,) * (y.alternative.ndim - 2))
-    return Value(y.primal, y.tangent, jnp.where(current, y.alternative, y.primal))
+    return Value(y.primal, y.tangent, jnp.where(current, y.alternative, y.primal[None]))
+
+
+class _Rounds(eqx.Module):
+    """What a `while_loop` carries, with a count of its iterations."""
+
+    carried: _Carried
+    count: Int[Array, ""]
+
+
+class _Runs(eqx.Module):
+    """Whether the primal is still in a loop, and which alternatives are."""
+
+    primal: Bool[Array, ""]
+    slots: Bool[Array, "K"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _WhileRun:
+    """A `while_loop`, as it is entered."""
+
+    analysis: Analysis
+    equation: Equation
+    loop: While
+    world: World
+    condition_constants: tuple[Value, ...]
+    body_constants: tuple[Value, ...]
+    key: Key[Array, ""]
+
+    @property
+    def branching(self) -> bool:
+        return self.equation in self.analysis.branching
+
+    @property
+    def apart(self) -> bool:
+        return self.analysis.stops_apart(self.loop)
+
+    @property
+    def accumulated(self) -> list[bool]:
+        """Which carries are banked at the end of each iteration."""
+        return [self.apart and output in self.analysis.accumulated for output in self.outputs]
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        return self.equation.outputs
+
+    def like(self, world: World, values: Sequence[Value]) -> list[Value]:
+        """Carried values with the parts that are foreseen."""
+        analysis, carry = self.analysis, self.loop.carry
+        return [
+            conform(
+                world,
+                value,
+                analysis.has_tangent(output),
+                not banked if self.apart else analysis.has_alternative(variable),
+            )
+            for value, output, variable, banked in zip(
+                values, self.outputs, carry, self.accumulated, strict=True
+            )
+        ]
+
+    def known(self, within: World, constants: Sequence[Value]) -> list[Value]:
+        if not self.branching:
+            return list(constants)
+        return _forget_all(within, self.world.births, constants)
+
+    def runs(self, within: World, values: Sequence[Value]) -> _Runs:
+        """Who goes on."""
+        inputs = [*self.known(within, self.condition_constants), *values]
+        _, (goes_on,) = evaluate(self.analysis, self.loop.condition, within, inputs, [False])
+        return _Runs(goes_on.primal, in_lanes(goes_on, within.num_slots))
+
+    def goes_on(self, rounds: _Rounds) -> Bool[Array, ""]:
+        """Until the primal and every living alternative have stopped."""
+        within = self.world.replace(lanes=rounds.carried.lanes)
+        runs = self.runs(within, rounds.carried.values)
+        return runs.primal | jnp.any(runs.slots & within.alive) if self.apart else runs.primal
+
+    def step(self, rounds: _Rounds) -> _Rounds:
+        values, count = rounds.carried.values, rounds.count
+        chance = _chance(self.analysis, self.loop.body, jax.random.fold_in(self.key, count))
+        within = _inner(self.world.replace(lanes=rounds.carried.lanes), *chance)
+        runs = self.runs(within, values) if self.apart else None
+        within = within if runs is None else self.only(within, runs)
+        within, outputs = evaluate(
+            self.analysis,
+            self.loop.body,
+            within,
+            [*self.known(within, self.body_constants), *values],
+            [not self.apart and variable in self.analysis.linear for variable in self.loop.carry],
+            _settle_before(self.analysis, self.loop.body, len(values)),
+        )
+        within, outputs = _finish(within, outputs) if self.branching else (within, outputs)
+        if runs is not None:
+            within, outputs = self.freeze(rounds, within, runs, outputs)
+        return _Rounds(_Carried(self.like(within, outputs), within.lanes), count + 1)
+
+    def only(self, within: World, runs: _Runs) -> World:
+        """The world for those that run. One that has stopped stays as it is, whatever the body
+        would make of it: it may not be compared until the end of the iteration.
+        """
+        pinned = -1 if within.lanes.pinned is None else within.lanes.pinned
+        pinned = jnp.where(runs.slots & runs.primal, pinned, within.births)
+        was_running = within.running
+        running = runs.primal if was_running is None else runs.primal & was_running
+        return within.with_lanes(pinned=pinned).replace(running=running)
+
+    def freeze(
+        self, rounds: _Rounds, within: World, runs: _Runs, outputs: Sequence[Value]
+    ) -> tuple[World, list[Value]]:
+        """Those that have stopped where they did; what agrees by now is dropped."""
+        newborn = within.births != rounds.carried.lanes.births
+        runs = _Runs(runs.primal, runs.slots | newborn)
+        frozen = [
+            _frozen(within, old, new, runs, banked)
+            for old, new, banked in zip(
+                rounds.carried.values, outputs, self.accumulated, strict=True
+            )
+        ]
+        within = within.with_lanes(pinned=self.world.lanes.pinned)
+        within = within.replace(running=self.world.running)
+        return drop_recoupled(within, frozen), frozen
 
 
 def while_loop(
@@ -210,103 +381,97 @@ def while_loop(
     """
     loop = equation.control
     assert isinstance(loop, While)
-    apart = analysis.stops_apart(loop)
-    num_condition, num_body = loop.num_condition_constants, loop.num_body_constants
-    carry_variables = loop.body.inputs[num_body:]
-    accumulated = [apart and variable in analysis.accumulated for variable in equation.outputs]
-    branching, entry = equation in analysis.branching, world.births
-    condition_constants, body_constants = (
-        operands[:num_condition],
-        operands[num_condition : num_condition + num_body],
-    )
-    world = pin(world, [*condition_constants, *body_constants])
-    tangents = [analysis.has_tangent(variable) for variable in equation.outputs]
-    slots = [
-        apart and not flag if apart else analysis.has_alternative(v)
-        for flag, v in zip(accumulated, carry_variables, strict=True)
-    ]
-    like = lambda world, values: [
-        conform(world, *parts) for parts in zip(values, tangents, slots, strict=True)
-    ]
-    init = like(world, operands[num_condition + num_body :])
-    bank_outputs = [not apart and variable in analysis.linear for variable in carry_variables]
-    settle_before = _settle_before(analysis, loop.body, len(carry_variables))
-    world, key = world.spawn()
-
-    def known(within, constants):
-        return _forget_all(within, entry, constants) if branching else list(constants)
-
-    def unfinished(within, values):
-        """Whether the primal goes on, and which alternatives do."""
-        inputs = [*known(within, condition_constants), *values]
-        _, (goes_on,) = evaluate(analysis, loop.condition, within, inputs, [False])
-        return goes_on.primal, goes_on.in_slots(within.num_slots)
-
-    def goes_on(state):
-        values, weight, births, _ = state
-        within = world.replace(weight=weight, births=births)
-        primal, alternative = unfinished(within, values)
-        return primal | jnp.any(alternative & within.alive) if apart else primal
-
-    def step(state):
-        values, weight, births, count = state
-        within = _inner(
-            world.replace(weight=weight, births=births),
-            *_chance(analysis, loop.body, jax.random.fold_in(key, count)),
-        )
-        runs, slots_run = (
-            unfinished(within, values)
-            if apart
-            else (jnp.array(True), jnp.ones(within.num_slots, bool))
-        )
-        if apart:
-            # One that has stopped stays as it is, whatever the body would make of it: it may not be
-            # compared until the end.
-            pinned = jnp.where(
-                slots_run & runs, -1 if within.pinned is None else within.pinned, within.births
-            )
-            was_running = within.running
-            within = within.replace(
-                pinned=pinned, running=runs if was_running is None else runs & was_running
-            )
-        inputs = [*known(within, body_constants), *values]
-        within, outputs = evaluate(analysis, loop.body, within, inputs, bank_outputs, settle_before)
-        within, outputs = _finish(within, outputs) if branching else (within, outputs)
-        if apart:
-            newborn = within.births != births
-            outputs = [
-                _frozen(within, old, new, runs, slots_run | newborn, flag)
-                for old, new, flag in zip(values, outputs, accumulated, strict=True)
-            ]
-            within = within.replace(pinned=world.pinned, running=world.running)
-            within = drop_recoupled(within, outputs)
-        return like(within, outputs), within.weight, within.births, count + 1
-
-    values, weight, births, _ = jax.lax.while_loop(
-        goes_on, step, (init, world.weight, world.births, jnp.zeros((), jnp.int32))
-    )
-    return world.replace(weight=weight, births=births if branching else world.births), values
+    condition_constants, body_constants, start = loop.parts(operands)
+    world, key = pin(world, [*condition_constants, *body_constants]).spawn()
+    run = _WhileRun(analysis, equation, loop, world, condition_constants, body_constants, key)
+    start = _Carried(run.like(world, start), world.lanes)
+    rounds = jax.lax.while_loop(run.goes_on, run.step, _Rounds(start, jnp.zeros((), jnp.int32)))
+    after = world.replace(lanes=rounds.carried.lanes) if run.branching else world
+    return after, rounds.carried.values
 
 
-def _frozen(
-    world: World, old: Value, new: Value, runs: Any, slots_run: Any, accumulated: bool
-) -> Value:
+def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> Value:
     """The next state of a carried value: of those that run, the new one; of those that stopped,
     the old.
     """
-    choose = lambda a, b: jnp.where(runs, a, b)
+    choose = lambda a, b: jnp.where(runs.primal, a, b)
     tangent: Any = None
     if old.tangent is not None:
         tangent = choose(new.tangents(world.num_parameters, world.weight.dtype), old.tangent)
     primal = choose(new.primal, old.primal)
-    new_slots, old_slots = new.in_slots(world.num_slots), old.in_slots(world.num_slots)
-    slots = select_slots(slots_run, new_slots, old_slots)
-    if not accumulated:
+    slots = select_slots(runs.slots, in_lanes(new, world.num_slots), in_lanes(old, world.num_slots))
+    if not banked:
         return Value(primal, tangent, slots)
-    difference = (slots - old.primal) - (primal - old.primal)
-    return Value(
-        primal, tangent + weighted(world.weight, world.alive, difference).astype(tangent.dtype)
-    )
+    difference = (slots - old.primal[None]) - (primal - old.primal)[None]
+    return add_difference(world, Value(primal, tangent), difference)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CondRun:
+    """A conditional, as it is entered."""
+
+    analysis: Analysis
+    equation: Equation
+    choice: Cond
+    index: Value
+    inputs: list[Value]
+    key: Key[Array, ""]
+
+    @property
+    def branching(self) -> bool:
+        return self.equation in self.analysis.branching
+
+    def branch(
+        self, world: World, number: int, inputs: Sequence[Value], banked: Sequence[bool]
+    ) -> tuple[World, list[Value]]:
+        """Runs one branch."""
+        branch, analysis = self.choice.branches[number], self.analysis
+        chance = world.uniforms, world.key
+        if self.branching:
+            chance = _chance(analysis, branch, jax.random.fold_in(self.key, number))
+        after, outputs = evaluate(analysis, branch, _inner(world, *chance), inputs, banked)
+        return _finish(after, outputs) if self.branching else (after, outputs)
+
+    def one(self, world: World) -> tuple[World, list[Value]]:
+        """All alternatives take the primal's branch."""
+        variables = self.equation.outputs
+        banked = [variable in self.analysis.linear for variable in variables]
+
+        def taken(number):
+            def run(inputs):
+                after, outputs = self.branch(world, number, inputs, banked)
+                return _Carried(_like(self.analysis, after, variables, outputs), after.lanes)
+
+            return run
+
+        runs = [taken(number) for number in range(len(self.choice.branches))]
+        carried = jax.lax.switch(self.index.primal, runs, self.inputs)
+        return world.replace(lanes=carried.lanes) if self.branching else world, carried.values
+
+    def each(self, world: World) -> tuple[World, list[Value]]:
+        """Every branch is run, and each alternative takes its own."""
+        entry, index, nothing = world, self.index, [False] * len(self.equation.outputs)
+        rows: list[list[Value]] = []
+        for number in range(len(self.choice.branches)):
+            chosen = index.primal == number
+            running = chosen if entry.running is None else chosen & entry.running
+            within = world.replace(running=running)
+            inputs = self.inputs
+            if self.branching:
+                inputs = _forget_all(within, entry.births, inputs)
+            # What the other branches take and led to matters as long as the choice between them
+            # has not been made.
+            before = [index, *inputs, *(value for row in rows for value in row)]
+            within = pin(within, before)
+            after, outputs = self.branch(within, number, inputs, nothing)
+            if self.branching:
+                index = _forget_all(after, world.births, [index])[0]
+                rows = [_forget_all(after, world.births, row) for row in rows]
+                world = world.replace(
+                    lanes=dataclasses.replace(after.lanes, pinned=entry.lanes.pinned)
+                )
+            rows.append(list(outputs))
+        return world, [_choose(world, index, column) for column in zip(*rows, strict=True)]
 
 
 def cond(
@@ -315,85 +480,14 @@ def cond(
     """`lax.switch` where all alternatives take the primal's branch; else every branch is run,
     and each takes its own.
     """
-    assert isinstance(equation.control, Cond)
-    index, inputs = operands[0], operands[1:]
-    branches, branching = equation.control.branches, equation in analysis.branching
-    index = Value(
-        *(
-            None if part is None else jnp.clip(part.astype(jnp.int32), 0, len(branches) - 1)
-            for part in _parts(index)
-        )
-    )
+    choice = equation.control
+    assert isinstance(choice, Cond)
+    last = len(choice.branches) - 1
+    clipped = lambda part: None if part is None else jnp.clip(part.astype(jnp.int32), 0, last)
+    index = Value(clipped(operands[0].primal), None, clipped(operands[0].alternative))
     world, key = world.spawn()
-    run = _every_branch if index.alternative is not None else _one_branch
-    return run(analysis, world, equation, branches, index, inputs, key, branching)
-
-
-def _parts(value: Value):
-    return value.primal, value.tangent, value.alternative, value.pending
-
-
-def _run_branch(analysis, world, equation, branch, inputs, key, branching, bank_outputs):
-    uniforms, key_inner = (
-        _chance(analysis, branch, key) if branching else (world.uniforms, world.key)
-    )
-    after, outputs = evaluate(
-        analysis, branch, _inner(world, uniforms, key_inner), inputs, bank_outputs
-    )
-    after, outputs = _finish(after, outputs) if branching else (after, outputs)
-    return after, outputs
-
-
-def _one_branch(analysis, world, equation, branches, index, inputs, key, branching):
-    bank_outputs = [variable in analysis.linear for variable in equation.outputs]
-
-    def taken(branch):
-        def run(inputs):
-            after, outputs = _run_branch(
-                analysis, world, equation, branch, inputs, key, branching, bank_outputs
-            )
-            return after.weight, after.births, _like(analysis, after, equation.outputs, outputs)
-
-        return run
-
-    weight, births, outputs = jax.lax.switch(
-        index.primal, [taken(branch) for branch in branches], list(inputs)
-    )
-    return (world.replace(weight=weight, births=births) if branching else world), outputs
-
-
-def _every_branch(analysis, world, equation, branches, index, inputs, key, branching):
-    entry, results = world, []
-    bank_outputs = [False] * len(equation.outputs)
-    num_outputs = len(equation.outputs)
-    for number, branch in enumerate(branches):
-        chosen = index.primal == number
-        within = world.replace(running=chosen if entry.running is None else chosen & entry.running)
-        current = _forget_all(within, entry.births, inputs) if branching else list(inputs)
-        # What the other branches take and led to matters as long as the choice between them has not
-        # been made.
-        within = pin(within, [index, *current, *results])
-        after, outputs = _run_branch(
-            analysis,
-            within,
-            equation,
-            branch,
-            current,
-            jax.random.fold_in(key, number),
-            branching,
-            bank_outputs,
-        )
-        if branching:
-            replaced = after.births != world.births
-            index, results = forget(index, replaced), [forget(value, replaced) for value in results]
-        world = world.replace(weight=after.weight, births=after.births)
-        results = [*results, *outputs]
-    rows = [
-        results[number * num_outputs : (number + 1) * num_outputs]
-        for number in range(len(branches))
-    ]
-    chosen = [_choose(world, index, column) for column in zip(*rows, strict=True)]
-    return world.replace(births=world.births if branching else entry.births), chosen
+    run = _CondRun(analysis, equation, choice, index, list(operands[1:]), key)
+    return run.one(world) if index.alternative is None else run.each(world)
 
 
 def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
@@ -405,7 +499,7 @@ def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
             index.primal,
             [value.tangents(world.num_parameters, world.weight.dtype) for value in column],
         )
-    slots = [value.in_slots(world.num_slots) for value in column]
+    slots = [in_lanes(value, world.num_slots) for value in column]
     own = index.alternative.reshape(-1, *(1,) * (slots[0].ndim - 1))
     return Value(primal, tangent, _select(own, slots))
 

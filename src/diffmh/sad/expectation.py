@@ -4,30 +4,171 @@ without bias.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate
-from .._differentiable import differentiable
+from .._differentiable import differentiable, differentiable_by
 from .._lowering import compat
 from .._lowering.chains import mapped_over_chains
-from . import control_flow as control_flow
-from . import rules as rules
-from .analysis import analyse
-from .interpreter import evaluate
-from .refusals import refuse
-from .values import Value, no_alternatives
+from ..expectation import Differentiable
+from ..report import Report, RunChains
+from . import derivative
+from .derivative import Run
+from .estimators import (
+    Alternatives,
+    Combined,
+    Estimator,
+    Found,
+    Runs,
+    disagreement,
+    joined,
+    notes,
+    pilot_size,
+    what_pays,
+)
 
-# Pruning draws from the program's key folded with this number, which no split of it reaches.
-_PRUNE = 0x7072756E
+
+class Expectation(Differentiable):
+    """`E[program(theta, key, *args)]`; made by `sad.expectation`."""
+
+    def __init__(
+        self,
+        program: Callable[..., PyTree],
+        estimator: Estimator | None,
+        alternatives: int,
+        num_replicates: int,
+    ):
+        self.program = program
+        self.estimator = Alternatives(alternatives) if estimator is None else estimator
+        self.of_many = Combined(alternatives) if estimator is None else estimator
+        self.num_chains = num_replicates
+
+    def __repr__(self) -> str:
+        name = getattr(self.program, "__name__", repr(self.program))
+        return f"Expectation({name}, estimator={self.of_many}, num_replicates={self.num_chains})"
+
+    def __call__(self, theta, key=None, *args, **options):
+        """One run of the program, whose derivative is unbiased."""
+        run = self._admit(theta, key, args, options)
+        unflatten = run.unflatten()
+        if not isinstance(self.estimator, Alternatives) or self._backward(run):
+            return unflatten(self._by_surrogate(run, self.estimator, 1)[:, 0])
+        count = self.estimator.num_alternatives
+
+        def value(theta, key, given):
+            return Run(run.program, theta, key, *given).value()
+
+        def jacobian(theta, key, given):
+            return derivative.forward(Run(run.program, theta, key, *given), count)
+
+        given = (run.args, run.options)
+        if self._closes_over_tracers(value, run):
+            value = eqx.filter_closure_convert(value, run.theta, run.key, given)
+            jacobian = eqx.filter_closure_convert(jacobian, run.theta, run.key, given)
+        value, jacobian = (
+            eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
+        )
+        return unflatten(differentiable(value, jacobian, run.theta, run.key, given))
+
+    def per_chain(self, theta, key=None, *args):
+        """The value of each replicate along a leading axis, differentiable."""
+        run = self._admit(theta, key, args, {})
+        flat = self._by_surrogate(run, self.of_many, self.num_chains)
+        return jax.vmap(run.unflatten(), in_axes=-1)(flat)
+
+    def run_chains(self, theta, key=None, *args):
+        run = self._admit(theta, key, args, {})
+        if not _validate.concrete(run):
+            raise TypeError(
+                "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
+                " instead."
+            )
+        keys = jax.random.split(run.key, self.num_chains)
+        found = find(self.of_many, Runs(run, keys, self._backward(run)))
+        return RunChains(
+            jax.vmap(run.unflatten(), in_axes=-1),
+            run.theta,
+            found.value,
+            found.jacobian,
+            (),
+            notes=(*notes(self.of_many, found), f"{self.num_chains:,} replicates"),
+            warnings=disagreement(found),
+        )
+
+    def _by_surrogate(self, run: Run, estimator: Estimator, count: int):
+        """The values of replicates, replicates last; a single one has the key itself."""
+        reverse = self._backward(run)
+
+        def runs(theta, key, given):
+            keys = jax.random.split(key, count) if count > 1 else key[None]
+            return Runs(Run(run.program, theta, key, *given), keys, reverse)
+
+        value = lambda theta, key, given: runs(theta, key, given).each(lambda run: run.value())
+        surrogate = lambda theta, key, given: estimator.surrogate(runs(theta, key, given))
+        given = (run.args, run.options)
+        if self._closes_over_tracers(value, run):
+            value = eqx.filter_closure_convert(value, run.theta, run.key, given)
+            surrogate = eqx.filter_closure_convert(surrogate, run.theta, run.key, given)
+        return differentiable_by(value, surrogate, run.theta, run.key, given)
+
+    def _closes_over_tracers(self, function, run: Run) -> bool:
+        arrays, rest = eqx.partition((run.theta, run.key, (run.args, run.options)), eqx.is_array)
+        probe = lambda arrays: function(*eqx.combine(arrays, rest))
+        return compat.closes_over_tracers(probe, arrays)
+
+    def _backward(self, run: Run) -> bool:
+        """Whether JAX goes backward: with many parameters, unless a `while_loop` is in the way."""
+        many = derivative.num_parameters(run.theta) > derivative.MOST_TANGENTS
+        if not many:
+            return False
+        if derivative.trace(run, True).is_reversible:
+            return True
+        warnings.warn(
+            "the program has a `while_loop` that depends on theta, through which JAX does not go"
+            " backward: a tangent is carried for each of its"
+            f" {derivative.num_parameters(run.theta):,} parameters. A `scan` of bounded length"
+            " would be faster.",
+            stacklevel=3,
+        )
+        return False
+
+    def _admit(self, theta, key, args, options) -> Run:
+        theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
+        array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
+        args, options = jax.tree.map(array, (args, options))
+        return Run(self.program, theta, key, args, options)
 
 
-def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Callable[..., PyTree]:
+def find(estimator: Estimator, runs: Runs) -> Found:
+    """Each replicate's value and derivative; after a pilot, if there are many."""
+    size = pilot_size(estimator, runs.keys.shape[0])
+    if size is None or not isinstance(estimator, Combined):
+        return _find(estimator, runs)
+    pilot = _find(estimator, Runs(runs.run, runs.keys[:size], runs.reverse))
+    rest = Runs(runs.run, runs.keys[size:], runs.reverse)
+    return joined(pilot, _find(what_pays(estimator, runs, pilot), rest))
+
+
+@eqx.filter_jit
+def _find(estimator: Estimator, runs: Runs) -> Found:
+    return estimator.find(runs)
+
+
+def expectation(
+    program: Callable[..., PyTree],
+    *,
+    estimator: Estimator | None = None,
+    alternatives: int = 1,
+    num_replicates: int = 1024,
+) -> Expectation:
     """`E[program(theta, key, *args)]` as a function `(theta, key, *args)`: one run of the program,
     whose derivative is unbiased.
 
@@ -35,12 +176,17 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
 
     - `program(theta, key, *args)`: plain JAX, with its discrete decisions drawn by `sad.bernoulli`,
       `sad.categorical` and so on. It returns any pytree of numbers.
-    - `alternatives`: how many are followed at a time. The variance falls with it and the cost
-      grows.
+    - `estimator`: `sad.Alternatives(K)` for one run and `sad.Combined(K)` for many, if left out;
+      `sad.Score()`; `sad.Smooth()`, which is biased.
+    - `alternatives`: K, how many are followed at a time, if no estimator is given. The variance
+      falls with it and the cost grows.
+    - `num_replicates`: independent runs in `.run`, in `.per_chain` and under `diffmh.compose`,
+      where they play the part of chains.
 
-    **Returns** a function of `theta` (any pytree of floats), `key` (a typed key) and `args` (data)
-    to which `jax.grad`, `jax.jvp`, `jax.jacobian`, `jax.vmap` and `jax.jit` apply. Its value is the
-    program's. Average it over keys, or use `sad.run`.
+    **Returns** what `diffmh.expectation` returns: a function of `theta` (any pytree of floats),
+    `key` (a typed key), `args` and keyword arguments (data) to which `jax.grad`, `jax.jvp`,
+    `jax.jacobian`, `jax.vmap` and `jax.jit` apply, with `.run` for a `Report`. Its value is the
+    program's.
 
     **Refused**: whatever would make the derivative wrong, with the line of the program: see
     `docs/sad.md`.
@@ -55,74 +201,46 @@ def expectation(program: Callable[..., PyTree], *, alternatives: int = 1) -> Cal
     >>> round(float(gradient(0.3, jax.random.split(jax.random.key(0), 20_000)).mean()), 1)
     0.6
     """
-    _validate.function(
-        program,
-        "sad.expectation(program)",
-        "program",
-        "program(theta, key, *args) -> pytree of numbers",
-    )
-    num_slots = _validate.count(alternatives, "sad.expectation(alternatives=...)")
-
-    def expected(theta, key=None, *args):
-        theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
-        flat, unflatten = flattened(program, theta, key, args)
-        value, jacobian = flat, eqx.Partial(value_and_jacobian, flat, num_slots)
-        if compat.closes_over_tracers(flat, theta, key, args):
-            value = eqx.filter_closure_convert(value, theta, key, args)
-            jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
-        value, jacobian = (
-            eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
+    where = "sad.expectation(program)"
+    _validate.function(program, where, "program", "program(theta, key, *args) -> pytree of numbers")
+    if estimator is not None and not isinstance(estimator, Estimator):
+        raise TypeError(
+            f"`{where}`: `estimator` must be `sad.Alternatives()`, `sad.Score()`, `sad.Combined()`"
+            f" or `sad.Smooth()`, got {estimator!r}."
         )
-        return unflatten(differentiable(value, jacobian, theta, key, args))
+    return Expectation(
+        program,
+        estimator,
+        _validate.count(alternatives, "sad.expectation(alternatives=...)"),
+        _validate.count(num_replicates, "sad.expectation(num_replicates=...)"),
+    )
 
-    return expected
 
+def run(
+    program: Callable[..., PyTree],
+    theta: PyTree,
+    key: Key[Array, ""],
+    *args: Any,
+    num_replicates: int = 1024,
+    alternatives: int = 1,
+    estimator: Estimator | None = None,
+    **options: Any,
+) -> Report:
+    """Runs `program(theta, key, *args)` with independent keys: a `Report` of the mean of its
+    results and of their derivatives, with errors, by `sad.Combined` unless another estimator is
+    named. It says what each estimator would have had.
 
-def flattened(program, theta, key, args):
-    """The program with its result as one vector of floats, and how to put it into its own form
-    again.
+    >>> import jax
+    >>> from diffmh import sad
+    >>> program = lambda rate, key: sad.poisson(key, rate).astype(float) ** 2
+    >>> report = sad.run(program, 2.0, jax.random.key(0), num_replicates=10_000)
+    >>> abs(report.gradient - 5.0) < 5 * report.gradient_error               # E = λ + λ²
+    Array(True, dtype=bool)
     """
-    shape = jax.eval_shape(
-        lambda theta, key, args: _trees.strong(program(theta, key, *args)),
-        *compat.forms((theta, key, args)),
+    count = _validate.count(num_replicates, "sad.run(num_replicates=...)", least=2)
+    if options:
+        program = functools.partial(program, **options)
+    made = expectation(
+        program, estimator=estimator, alternatives=alternatives, num_replicates=count
     )
-    as_float = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
-    unflatten = ravel_pytree(
-        jax.tree.map(lambda leaf: as_float(jnp.zeros(leaf.shape, leaf.dtype)), shape)
-    )[1]
-
-    def flat(theta, key, args):
-        return ravel_pytree(jax.tree.map(as_float, _trees.strong(program(theta, key, *args))))[0]
-
-    return flat, unflatten
-
-
-def value_and_jacobian(
-    flat, num_slots: int, theta: PyTree, key: Key[Array, ""], args
-) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
-    """One run: the value, and an unbiased estimate of the derivative of its expectation."""
-    leaves, structure = jax.tree.flatten(theta)
-    rest, rest_structure = jax.tree.flatten((key, args))
-    function = lambda *flat_inputs: flat(
-        jax.tree.unflatten(structure, flat_inputs[: len(leaves)]),
-        *jax.tree.unflatten(rest_structure, flat_inputs[len(leaves) :]),
-    )
-    program, _ = compat.program(function, *leaves, *rest)
-    analysis = analyse(program, program.inputs[: len(leaves)])
-    refuse(analysis, program)
-    directions, unravel = ravel_pytree(theta)
-    basis = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(
-        jnp.eye(directions.size, dtype=directions.dtype)
-    )
-    inputs = [Value(leaf, tangent) for leaf, tangent in zip(leaves, basis, strict=True)] + [
-        Value(jnp.asarray(leaf)) for leaf in rest
-    ]
-    world = no_alternatives(
-        num_slots,
-        directions.size,
-        directions.dtype,
-        jax.random.fold_in(key, _PRUNE),
-        analysis.num_uniforms(program),
-    )
-    world, (result,) = evaluate(analysis, program, world, inputs, [True])
-    return result.primal, result.tangents(directions.size, directions.dtype)
+    return made.run(theta, key, *args)

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 
 from .._lowering.program import Constant, Equation, Program, Variable
+from .._validate import NotDifferentiable
 from .analysis import Analysis, Atom
 from .values import Value, World, bank, forget, pin, settle
 
 Rule = Callable[[Analysis, World, Equation, Sequence[Value]], tuple[World, Sequence[Value]]]
 RULES: dict[str, Rule] = {}
+# In the place of a name: the rule of whatever JAX differentiates by itself.
+ANY = "any primitive"
 
 
 def evaluate(
@@ -24,9 +27,9 @@ def evaluate(
 ) -> tuple[World, list[Value]]:
     """Runs a program. Outputs that `bank_outputs` marks are taken linearly.
 
-    `values` holds what still matters: a variable leaves it after its last use. A pending
-    alternative is settled before another may arise, before a loop or a conditional, and before
-    equation `settle_before`.
+    `values` holds what still matters: a variable leaves it after its last use. Newcomers are
+    settled before others may arise, before a loop or a conditional, and before equation
+    `settle_before`.
     """
     values = dict(zip(program.inputs, inputs, strict=True))
     last_use = _last_use(program)
@@ -34,7 +37,7 @@ def evaluate(
         interrupts = (
             equation.control is not None or equation in analysis.branching or index == settle_before
         )
-        if world.pending is not None and interrupts:
+        if world.num_lanes > world.num_slots and interrupts:
             world, values = settle(world, values)
         operands = [
             _read(world, values, *slot)
@@ -50,11 +53,15 @@ def evaluate(
             if equation.control is not None and equation in analysis.branching
             else world
         )
-        after, outputs = rule(equation)(analysis, within, equation, operands)
+        if analysis.concerns(equation):
+            after, outputs = rule(equation, world)(analysis, within, equation, operands)
+        else:
+            primals = equation.bind(*(value.primal for value in operands))
+            after, outputs = within, [Value(primal) for primal in primals]
         if after.births is not world.births:
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
-        world = after.replace(pinned=world.pinned)
+        world = after.with_lanes(pinned=world.lanes.pinned)
         named = zip(equation.outputs, outputs, strict=True)
         values = lasting | {
             name: bank(world, value) if name in analysis.linear else value for name, value in named
@@ -65,11 +72,18 @@ def evaluate(
     ]
 
 
-def rule(equation: Equation) -> Rule:
-    """What has no rule of its own has passed the refusals: nothing that it depends on has a
-    tangent or an alternative.
+def rule(equation: Equation, world: World) -> Rule:
+    """The rule of an equation that a derivative depends on. In the reverse mode JAX differentiates,
+    and what has no rule of its own is evaluated.
     """
-    return RULES.get(equation.primitive, RULES["add"])
+    if equation.primitive not in RULES and world.lanes.worth is not None:
+        return RULES[ANY]
+    if equation.primitive not in RULES:
+        raise NotDifferentiable(
+            f"`diffmh.sad` has no rule for the primitive `{equation.primitive}`, which depends on"
+            " theta or on a draw. Register one with `sad.register`."
+        )
+    return RULES[equation.primitive]
 
 
 def _read(world: World, values: dict[Variable, Value], atom: Atom, linearly: bool) -> Value:

@@ -28,4 +28,9 @@ def linear(value: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: _linear(real(leaf))[0], _trees.strong(value))
 
 
-_linear = compat.new_primitive(LINEAR, lambda x: [x], lambda x: [compat.shaped(x.shape, x.dtype)])
+_linear = compat.new_primitive(
+    LINEAR,
+    lambda x: [x],
+    lambda x: [compat.shaped(x.shape, x.dtype)],
+    jvp=lambda primals, tangents: (_linear(*primals), [tangents[0]]),
+)

@@ -4,11 +4,11 @@ derivative depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
-from .._lowering.program import Constant, Equation, Variable
+from .._lowering.program import Atom, Equation, Variable
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
@@ -22,14 +22,14 @@ def _names(text: str) -> set[str]:
 # everywhere.
 SMOOTH = _names(
     "abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e broadcast_in_dim"
-    " cbrt cholesky clamp concatenate"
+    " cbrt cholesky clamp complex concatenate conj"
     " conv_general_dilated convert_element_type copy copy_p cos cosh cumlogsumexp cummax cummin"
     " cumprod cumsum custom_jvp_call"
     " custom_linear_solve digamma div dot_general dynamic_slice dynamic_update_slice erf erf_inv"
-    " erfc exp exp2 expm1 gather igamma"
+    " erfc exp exp2 expm1 fft gather igamma imag"
     " igammac integer_pow lgamma log log1p log2 logistic lu max min mul name neg one_minus_square"
     " optimization_barrier pad"
-    " polygamma pow random_gamma reduce_max reduce_min reduce_precision reduce_prod reduce_sum"
+    " polygamma pow random_gamma real reduce_max reduce_min reduce_precision reduce_prod reduce_sum"
     " reduce_window_max reduce_window_min"
     " reduce_window_sum regularized_incomplete_beta reshape rev rsqrt scatter scatter-add"
     " scatter-max scatter-min scatter-mul"
@@ -37,6 +37,9 @@ SMOOTH = _names(
     " transpose triangular_solve"
     f" unstack {LINEAR}"
 )
+
+# No tangent passes: the user has said so.
+STOPPED = {"stop_gradient"}
 
 # Steps: the tangent is that of the pieces, often zero. Refused on a continuous random value: where
 # it jumps has a derivative too.
@@ -54,8 +57,8 @@ EVALUATED = _names(
 # Linear in all operands together; in the first, the others fixed; in each, the other fixed; in
 # some, the rest fixed.
 LINEAR_IN_ALL = _names(
-    "add add_any broadcast_in_dim concatenate convert_element_type copy copy_p cumsum name neg"
-    " optimization_barrier pad reduce_sum"
+    "add add_any broadcast_in_dim complex concatenate conj convert_element_type copy copy_p cumsum"
+    " fft imag name neg optimization_barrier pad real reduce_sum"
     f" reduce_window_sum reshape rev slice split squeeze stack sub tile transpose unstack {LINEAR}"
 )
 LINEAR_IN_FIRST = {"div", "dynamic_slice", "gather"}
@@ -63,14 +66,18 @@ BILINEAR = {"mul", "dot_general"}
 LINEAR_IN_VALUES = {"scatter-add": (0, 2), "scatter": (0, 2), "dynamic_update_slice": (0, 1)}
 
 
+def is_known(name: str) -> bool:
+    return name in SMOOTH or name in JUMPS or name in EVALUATED
+
+
 def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     """In which float operands a primitive is linear, given those that are `fixed`: the same in
     every alternative.
     """
-    if not all(_is_float(output) for output in equation.outputs):
+    if not all(_is_inexact(output) for output in equation.outputs):
         return [False] * len(equation.inputs)
     flags = _linear_in(equation, fixed)
-    return [flag and _is_float(atom) for flag, atom in zip(flags, equation.inputs, strict=True)]
+    return [flag and _is_inexact(atom) for flag, atom in zip(flags, equation.inputs, strict=True)]
 
 
 def _linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
@@ -90,41 +97,85 @@ def _linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     return [False] * count
 
 
-def jumps(equation: Equation) -> bool:
-    """Whether the primitive is a step function of an operand."""
-    if equation.primitive == "ne" and equation.inputs[0] is equation.inputs[1]:
-        return False  # isnan
-    if equation.primitive == "convert_element_type":
-        return not _is_float(equation.outputs[0])
-    if equation.primitive == "sort":
-        return len(equation.inputs) > 1
-    if equation.primitive == "top_k":
-        return True
-    return equation.primitive in JUMPS
+# Complex functions with a branch cut; of two operands, `atan2` has one too.
+_BRANCH_CUTS = _names("acos acosh asin asinh atan atanh cbrt log log1p log2 pow sign sqrt")
+
+# Sources of random numbers whose distribution nobody knows here.
+_RANDOM = _names(
+    "io_callback pure_callback random_bits random_gamma random_unwrap rng_bit_generator rng_uniform"
+)
+
+
+def steps(equation: Equation, defined_by: Mapping[Variable, Equation]) -> tuple[Variable, ...]:
+    """The results that are step functions of an operand, or jump somewhere.
+
+    `defined_by` has the equations of the same program, by their outputs.
+    """
+    name, inputs, outputs = equation.primitive, equation.inputs, equation.outputs
+    if name in ("sort", "top_k"):
+        return outputs[equation.params.get("num_keys", 1) :]
+    if name in JUMPS or name == "is_finite" or name == "atan2":
+        return outputs
+    if name in _BRANCH_CUTS and _is_complex(inputs[0]):
+        return outputs
+    if name == "div" and _is_abs(inputs[1], inputs[0], defined_by):
+        return outputs
+    if name in SMOOTH:
+        return tuple(output for output in outputs if not _is_inexact(output))
+    return ()
+
+
+def is_flat(equation: Equation) -> bool:
+    """Whether JAX has no derivative for the primitive, or the wrong one: it has zero for the sign
+    of a complex number, `z / |z|`.
+    """
+    if equation.primitive == "sign":
+        return _is_complex(equation.inputs[0])
+    return equation.primitive in EVALUATED - {SAMPLE, "is_finite"}
+
+
+def _is_abs(atom: Atom, of: Atom, defined_by: Mapping[Variable, Equation]) -> bool:
+    """Whether `atom` is `|of|`, whose quotient `of / |of|` is a step; the phase of a complex number
+    is none.
+    """
+    while isinstance(atom, Variable) and atom in defined_by:
+        equation = defined_by[atom]
+        if equation.primitive == "abs":
+            return equation.inputs[0] is of and not _is_complex(of)
+        if equation.primitive not in ("convert_element_type", "broadcast_in_dim"):
+            return False
+        atom = equation.inputs[0]
+    return False
 
 
 def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
     """Whether a float result has a continuous distribution, given which operands do (random bits
     count as such).
     """
-    if equation.primitive in ("random_bits", "random_gamma"):
+    if equation.primitive in _RANDOM:
         return True
     if equation.primitive == PROPOSE:
-        return any(operands) or any(_is_float(output) for output in equation.outputs)
+        return any(operands) or any(_is_inexact(output) for output in equation.outputs)
     if equation.primitive == SAMPLE:
         return False
-    whole = not _is_float(equation.outputs[0])
+    whole = not _is_inexact(equation.outputs[0])
     if equation.primitive in ("rem", "convert_element_type") and whole:
         # randint takes the remainder of random bits; a float that becomes an integer is rounded.
         return (
             any(operands)
             and equation.primitive == "convert_element_type"
-            and not _is_float(equation.inputs[0])
+            and not _is_inexact(equation.inputs[0])
         )
     return any(operands) and equation.primitive not in JUMPS - {"sort", "rem"}
 
 
-def _is_float(atom: Variable | Constant) -> bool:
-    return jnp.issubdtype(
-        atom.dtype if isinstance(atom, Variable) else jnp.result_type(atom.value), jnp.floating
-    )
+def _dtype(atom: Atom):
+    return atom.dtype if isinstance(atom, Variable) else jnp.result_type(atom.value)
+
+
+def _is_inexact(atom: Atom) -> bool:
+    return jnp.issubdtype(_dtype(atom), jnp.inexact)
+
+
+def _is_complex(atom: Atom) -> bool:
+    return jnp.issubdtype(_dtype(atom), jnp.complexfloating)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from . import primitives
+from .interpreter import RULES
+from .rules import by_evaluation
 
 
 def register(
@@ -31,5 +33,6 @@ def register(
     if kind not in tables:
         raise ValueError(f"`sad.register(kind=...)` must be one of {list(tables)}, got {kind!r}.")
     tables[kind].add(primitive)
+    RULES[primitive] = by_evaluation
     if linear:
         primitives.LINEAR_IN_ALL.add(primitive)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
+from .. import _trees
 from .. import values as algebra
 from .._lowering.program import Equation
-from . import primitives
+from . import primitives, thinning
 from .analysis import Analysis
-from .interpreter import RULES
+from .interpreter import ANY, RULES
 from .marker import LINEAR
 from .propose import PROPOSE
-from .samplers import SAMPLE
-from .values import Value, World, same
+from .samplers import SAMPLE, Sampler
+from .values import Lanes, Value, World, in_lanes, same
 
 
 def by_evaluation(
@@ -25,10 +30,12 @@ def by_evaluation(
     """Primal and alternatives by evaluation, the tangent by JAX's own JVP."""
     outputs = [Value(primal) for primal in equation.bind(*(value.primal for value in operands))]
     outputs = in_alternatives(world, equation.bind, operands, outputs)
-    if any(value.tangent is not None for value in operands):
-        tangents = _tangents(world, equation.bind, operands)
+    moves = equation.primitive not in primitives.STOPPED
+    if moves and any(value.tangent is not None for value in operands):
+        along = _backward_twice if equation.primitive in _NO_JVP else _jvp
+        tangents = _tangents(world, equation.bind, operands, along)
         outputs = [
-            Value(v.primal, tangent, v.alternative, v.pending)
+            Value(v.primal, tangent, v.alternative)
             for v, tangent in zip(outputs, tangents, strict=True)
         ]
     return world, outputs
@@ -40,27 +47,27 @@ def in_alternatives(
     operands: Sequence[Value],
     outputs: Sequence[Value],
 ) -> list[Value]:
-    """`outputs` with their values in the slots and in the pending alternative, where the
-    operands have such.
-    """
-    slots = pending = [None] * len(outputs)
-    if any(value.alternative is not None for value in operands):
-        slots = _each_slot(
-            function,
-            [(v.primal, None) if v.alternative is None else (v.alternative, 0) for v in operands],
-        )
-    if any(value.pending is not None for value in operands):
-        pending = function(*(value.in_pending() for value in operands))
+    """`outputs` with their values in the lanes, where the operands have such."""
+    known = [value.alternative.shape[0] for value in operands if value.alternative is not None]
+    if not known:
+        return list(outputs)
+    still = [Value(world.still(value.primal), None, value.alternative) for value in operands]
+    lanes = _each_lane(
+        function,
+        [
+            (value.primal, None) if value.alternative is None else (in_lanes(value, max(known)), 0)
+            for value in still
+        ],
+    )
     return [
-        Value(v.primal, v.tangent, slot, other)
-        for v, slot, other in zip(outputs, slots, pending, strict=True)
+        Value(value.primal, value.tangent, lane) for value, lane in zip(outputs, lanes, strict=True)
     ]
 
 
-def _each_slot(
+def _each_lane(
     function: Callable[..., Sequence[Any]], operands: Sequence[tuple[Any, int | None]]
 ) -> Sequence[Any]:
-    """`function` over the leading axis of the operands that have it; one slot needs no `vmap`,
+    """`function` over the leading axis of the operands that have it; one lane needs no `vmap`,
     whose primitives may be slower.
     """
     arrays, axes = zip(*operands, strict=True)
@@ -72,81 +79,164 @@ def _each_slot(
     ]
 
 
-def _tangents(
-    world: World, function: Callable[..., Sequence[Any]], operands: Sequence[Value]
+_NO_JVP = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
+
+
+def _jvp(function: Callable[..., list[Any]], points: tuple[Any, ...], direction: Any) -> list[Any]:
+    return jax.jvp(function, points, direction)[1]
+
+
+def _backward_twice(
+    function: Callable[..., list[Any]], points: tuple[Any, ...], direction: Any
 ) -> list[Any]:
-    """The directional derivatives along each parameter; `None` for results that are not floats."""
+    """`J v`, where only `u ↦ Jᵀu` is known: the transpose of that."""
+    outputs, pull = jax.vjp(function, *points)
+    zeros = jax.tree.map(jnp.zeros_like, outputs)
+    return jax.vjp(pull, zeros)[1](tuple(direction))[0]
+
+
+def _tangents(
+    world: World,
+    function: Callable[..., Sequence[Any]],
+    operands: Sequence[Value],
+    derivative: Callable[..., list[Any]],
+) -> list[Any]:
+    """The directional derivatives along each parameter; `None` for whole numbers."""
     moving = [value.tangent is not None for value in operands]
+    points = [world.still(value.primal) for value in operands]
 
     def of_moving(*moved):
         rest = iter(moved)
         outputs = function(
-            *(
-                next(rest) if moves else value.primal
-                for value, moves in zip(operands, moving, strict=True)
-            )
+            *(next(rest) if moves else point for point, moves in zip(points, moving, strict=True))
         )
-        return [output for output in outputs if jnp.issubdtype(output.dtype, jnp.floating)]
+        return [output for output in outputs if jnp.issubdtype(output.dtype, jnp.inexact)]
 
-    points = tuple(value.primal for value in operands if value.tangent is not None)
-    directions = tuple(
+    at = tuple(point for point, moves in zip(points, moving, strict=True) if moves)
+    directions = [
         value.tangent.astype(value.primal.dtype) for value in operands if value.tangent is not None
-    )
-    along = lambda *direction: jax.jvp(of_moving, points, direction)[1]
-    found = iter(_each_slot(along, [(direction, 0) for direction in directions]))
-    kinds = jax.eval_shape(function, *(value.primal for value in operands))
-    return [next(found) if jnp.issubdtype(kind.dtype, jnp.floating) else None for kind in kinds]
+    ]
+    along = lambda *direction: derivative(of_moving, at, direction)
+    found = iter(_each_lane(along, [(direction, 0) for direction in directions]))
+    kinds = jax.eval_shape(function, *points)
+    return [next(found) if jnp.issubdtype(kind.dtype, jnp.inexact) else None for kind in kinds]
 
 
 def sample(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
     """A draw: alternatives draw by the same uniform at their own parameters, and flips of the
-    primal's draw are candidates.
+    primal's draw are newcomers.
     """
     sampler = equation.params["sampler"]
-    primals = [value.primal for value in operands]
+    primals = [world.still(value.primal) for value in operands]
     (drawn,) = equation.bind(*primals)
 
-    def draw(*others):
+    def redrawn(*others):
         # Equal operands make equal draws, whatever a compiler rounds in one copy of the inversion
         # and not in the other.
-        fresh = sampler.draw(*others)
+        fresh = sampler.values(*others)
         agree = [
             _by_draw(same(other, primal), fresh.ndim)
-            for other, primal in zip(others, primals, strict=True)
+            for other, primal, operand in zip(others, primals, operands, strict=True)
+            if operand.alternative is not None
         ]
-        return [jnp.where(jnp.stack(agree).all(axis=0), drawn, fresh)]
+        return [jnp.where(functools.reduce(jnp.logical_and, agree), drawn, fresh)]
 
-    (value,) = in_alternatives(world, draw, operands, [Value(drawn)])
-    if equation not in analysis.branching:
+    (value,) = in_alternatives(world, redrawn, operands, [Value(drawn)])
+    if equation not in analysis.branching or drawn.size == 0:
         return world, [value]
-    tangents = [
-        operand.tangents(world.num_parameters, world.weight.dtype) for operand in operands[1:]
-    ]
-    flipped, weight = sampler.candidates(drawn, primals[1:], tangents)
-    weight = jnp.moveaxis(weight, 1, 0).astype(world.weight.dtype)
-    if world.running is not None:
-        weight = jnp.where(world.running, weight, 0.0)
-    world, pending, chosen = _pick(world, drawn, flipped, weight)
-    return world.replace(pending=chosen), [Value(drawn, None, value.alternative, pending)]
+    world, newcomers = _newcomers(world, sampler, drawn, operands)
+    slots = in_lanes(value, world.num_slots)
+    return world, [Value(drawn, None, jnp.concatenate([slots, newcomers]))]
 
 
 def _by_draw(equal: Any, ndim: int) -> Any:
-    return jnp.all(equal, axis=tuple(range(ndim, equal.ndim)))
+    return jnp.all(equal, axis=tuple(range(ndim, equal.ndim))) if equal.ndim > ndim else equal
 
 
-def _pick(world: World, drawn: Any, flipped: Any, weight: Any) -> tuple[World, Any, Any]:
-    """One of the flips of all draws, in proportion to its score: the draws with it, and its
-    weight.
+def _newcomers(
+    world: World, sampler: Sampler, drawn: Any, operands: Sequence[Value]
+) -> tuple[World, Any]:
+    """The flips of a draw's values that are to be followed, in lanes behind the slots."""
+    count = sampler.num_candidates(drawn, [value.primal for value in operands[1:]])
+    uniform = None
+    if count > 1:
+        world, uniform = world.uniform()
+    given = [Value(value.primal, value.tangent) for value in operands[1:]]
+    lanes, newcomers = _born(sampler, world.lanes, world.running, uniform, drawn, given)
+    return world.replace(lanes=lanes), newcomers
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _born(
+    sampler: Sampler, lanes: Lanes, running: Any, uniform: Any, drawn: Any, given: Sequence[Value]
+) -> tuple[Lanes, Any]:
+    """Traced once for all draws of the same form."""
+    still = (lambda array: array) if lanes.worth is None else jax.lax.stop_gradient
+    parameters = [still(value.primal) for value in given]
+    num_parameters, dtype = lanes.weight.shape[1], lanes.weight.dtype
+    tangents = [value.tangents(num_parameters, dtype) for value in given]
+    flipped, weight = sampler.candidates(drawn, parameters, tangents)
+    weight = _while_running(running, jnp.moveaxis(weight, 1, 0).astype(dtype))
+    weight = weight.reshape(num_parameters, -1)
+    scale, worth = lanes.scale, lanes.worth
+    scale = None if scale is None else scale + jnp.sum(jnp.abs(weight), axis=1)
+    chosen = _choose(weight, scale, lanes.births.shape[0], uniform)
+    if worth is not None:
+        # Zeros, of which JAX takes the derivative.
+        moved = [(value.primal - still(value.primal))[None] for value in given]
+        _, born = sampler.candidates(drawn, parameters, moved)
+        born = chosen.take(_while_running(running, born).reshape(-1)) * still(chosen.factor)
+        worth = jnp.concatenate([worth, born.astype(worth.dtype)])
+    weight = jnp.concatenate([lanes.weight, chosen.take(weight.T) * chosen.factor[:, None]])
+    lanes = dataclasses.replace(lanes, weight=weight, scale=scale, worth=worth)
+    return lanes, chosen.flip(drawn, flipped)
+
+
+class _Chosen(eqx.Module):
+    """The candidates that become newcomers, and by what their weights are multiplied; `None` if
+    they are all.
     """
-    if flipped.size == 1:
-        return world, flipped.reshape(drawn.shape), weight.reshape(-1)
-    world, uniform = world.uniform()
-    picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype))
-    index, chosen = picked.index, picked.weight
-    here = (jnp.arange(drawn.size) == index % drawn.size).reshape(drawn.shape)
-    return world, jnp.where(here, flipped.reshape(-1)[index], drawn), chosen
+
+    index: Int[Array, "M"] | None
+    factor: Float[Array, "M"]
+
+    def take(self, candidates: Array) -> Array:
+        if self.index is None:
+            return candidates
+        if self.index.shape[0] == 1:
+            return _trees.entry(candidates, self.index[0])[None]
+        return candidates[self.index]
+
+    def flip(self, drawn: Array, flipped: Array) -> Array:
+        """The draw's values, each with one flip."""
+        if self.index is None:
+            return flipped.reshape(-1, *drawn.shape)
+        here = jnp.arange(drawn.size)[None] == (self.index % drawn.size)[:, None]
+        flips = self.take(flipped.reshape(-1)).astype(drawn.dtype)
+        values = jnp.where(here, flips[:, None], drawn.reshape(1, -1))
+        return values.reshape(-1, *drawn.shape)
+
+
+def _while_running(running: Any, weight: Any) -> Any:
+    """Alternatives are born only while the primal runs."""
+    return weight if running is None else jnp.where(running, weight, 0.0)
+
+
+def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: Any) -> _Chosen:
+    """At most one newcomer for each slot, in proportion to their scores."""
+    count = weight.shape[1]
+    if count <= 1:
+        return _Chosen(None, jnp.ones(count, weight.dtype))
+    if num_slots == 1:
+        picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype), scale)
+        score = algebra.norm(_trees.entry(weight.T, picked.index), scale)
+        factor = jnp.where(score == 0, 0.0, picked.score / jnp.where(score == 0, 1.0, score))
+        return _Chosen(picked.index[None], factor[None])
+    scores = algebra.norm(weight, scale)
+    index, factor = thinning.several(scores, min(count, num_slots), uniform)
+    return _Chosen(index, factor.astype(weight.dtype))
 
 
 def propose(
@@ -154,18 +244,18 @@ def propose(
 ) -> tuple[World, list[Value]]:
     """A proposal: alternatives propose by the coupling beside the primal."""
     form, batches = equation.params["form"], equation.params["batches"]
-    primals = [value.primal for value in operands]
+    primals = [world.still(value.primal) for value in operands]
     proposed = equation.bind(*primals)
     state_at = len(operands) - form.sizes[-1]
 
-    if not any(value.branched for value in operands):
+    if not any(value.alternative is not None for value in operands):
         return world, [Value(primal) for primal in proposed]
     coupling_noise = world.coupling_noise.get(equation)
     if coupling_noise is None:
         world, key = world.spawn()
         arrays = primals[1 : 1 + form.sizes[1]]
         coupling_noise = jax.tree.map(
-            lambda leaf: leaf[0], draw_coupling_noise(equation, key, arrays, 1)
+            lambda leaf: leaf[0], noise_of_coupling(equation, key, arrays, 1)
         )
 
     def one(x_new, operands, others, noise):
@@ -176,7 +266,7 @@ def propose(
         together, alone = same(operands[0], others[0]), form.propose(*others)
         return [jnp.where(together, a, b) for a, b in zip(coupled, alone, strict=True)]
 
-    key_is_shared = not operands[0].branched
+    key_is_shared = operands[0].alternative is None
 
     def beside(*others):
         function = one
@@ -187,7 +277,7 @@ def propose(
     return world, in_alternatives(world, beside, operands, [Value(primal) for primal in proposed])
 
 
-def draw_coupling_noise(equation: Equation, key: Any, arrays: Sequence[Any], num_steps: int) -> Any:
+def noise_of_coupling(equation: Equation, key: Any, arrays: Sequence[Any], num_steps: int) -> Any:
     """The randomness of a coupling for `num_steps` runs of the equation that proposes, each of
     as many batches as it has.
     """
@@ -195,10 +285,10 @@ def draw_coupling_noise(equation: Equation, key: Any, arrays: Sequence[Any], num
     states = equation.outputs
     shape = states[0].shape[:batches] if states else ()
     x = [jax.ShapeDtypeStruct(state.shape[batches:], state.dtype) for state in states]
-    draw = lambda key, arrays: form.coupling_noise(key, arrays, x, num_steps)
+    noise = lambda key, arrays: form.coupling_noise(key, arrays, x, num_steps)
     for _ in range(batches):
-        draw = jax.vmap(draw, out_axes=1)
-    return draw(jax.random.split(key, shape) if batches else key, list(arrays))
+        noise = jax.vmap(noise, out_axes=1)
+    return noise(jax.random.split(key, shape) if batches else key, list(arrays))
 
 
 RULES.update(
@@ -206,6 +296,7 @@ RULES.update(
 )
 RULES.update(
     {
+        ANY: by_evaluation,
         SAMPLE: sample,
         PROPOSE: propose,
         LINEAR: lambda analysis, world, equation, operands: (world, operands),

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from .. import _validate
 from .._lowering import compat
+from .._validate import NotDifferentiable
 from ..proposals.finite import index_from_uniform
 
 
@@ -38,12 +39,17 @@ class Sampler:
       parameters.
     - `event_ndims`: for each parameter the number of axes that one draw takes (1 for the logits of
       a categorical, else 0).
+    - `log_prob(value, *parameters)`: the log probability, up to what the parameters do not change;
+      `sad.Score` and `sad.Combined` need it.
+    - `mean(*parameters)`: the mean; `sad.Smooth` needs it.
 
-    Both functions are for one draw; arrays of parameters make arrays of draws.
+    All functions are for one draw; arrays of parameters make arrays of draws. Values and weights of
+    flips may have a leading axis, for many flips at once.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
-    >>> coin = sad.Sampler(lambda u, p: u < p, lambda b, p, dp: [(~b, jnp.where(b, -dp[0], dp[0]))], (0,))
+    >>> flip = lambda b, p, dp: [(~b, jnp.where(b, -dp[0], dp[0]))]
+    >>> coin = sad.Sampler(lambda u, p: u < p, flip, (0,))
     >>> mean = sad.expectation(lambda p, key: coin(key, jnp.full(50, p)).mean())
     >>> round(float(jax.grad(mean)(0.3, jax.random.key(0))), 3)
     1.0
@@ -52,6 +58,9 @@ class Sampler:
     invert: Callable[..., Array]
     flips: Callable[..., Sequence[tuple[Array, Array]]]
     event_ndims: tuple[int, ...]
+    log_prob: Callable[..., Array] | None = None
+    mean: Callable[..., Array] | None = None
+    name: str = "a `sad.Sampler`"
 
     def __call__(self, key: Key[Array, ""], *parameters: Any) -> Array:
         arrays = [jnp.asarray(parameter) for parameter in parameters]
@@ -69,7 +78,7 @@ class Sampler:
             jax.random.uniform(_validate.typed_key(key), shape, dtype), *arrays, sampler=self
         )[0]
 
-    def draw(self, uniform: Array, *parameters: Array) -> Array:
+    def values(self, uniform: Array, *parameters: Array) -> Array:
         """Draws of the uniform's shape."""
         return self._each_draw(self.invert, uniform.ndim)(uniform, *parameters)
 
@@ -80,8 +89,9 @@ class Sampler:
 
         def one(value, parameters, tangents):
             pairs = self.flips(value, parameters, tangents)
-            flipped = jnp.stack([jnp.asarray(flipped, value.dtype) for flipped, _ in pairs])
-            return flipped, jnp.stack([weight for _, weight in pairs])
+            many = lambda parts: jnp.concatenate([jnp.atleast_1d(part) for part in parts])
+            flipped = many([jnp.asarray(flipped, value.dtype) for flipped, _ in pairs])
+            return flipped, many([weight for _, weight in pairs])
 
         by_draw = self._each_draw(one, value.ndim, out_axes=1)
         if len(tangents[0]) == 1:
@@ -100,7 +110,25 @@ class Sampler:
             for parameter, axes in zip(parameters, self.event_ndims, strict=True)
         ]
         pairs = jax.eval_shape(self.flips, jax.ShapeDtypeStruct((), drawn.dtype), one, one)
-        return len(pairs) * math.prod(drawn.shape)
+        return sum(math.prod(weight.shape) for _, weight in pairs) * math.prod(drawn.shape)
+
+    def log_probs(self, value: Array, *parameters: Array) -> Array:
+        """Of draws of the value's shape."""
+        if self.log_prob is None:
+            raise NotDifferentiable(
+                f"{self.name} has no `log_prob`, which the score needs: give it one, or use"
+                " `sad.Alternatives`."
+            )
+        return self._each_draw(self.log_prob, value.ndim)(value, *parameters)
+
+    def means(self, shape: tuple[int, ...], *parameters: Array) -> Array:
+        """Of draws of a shape."""
+        if self.mean is None:
+            raise NotDifferentiable(
+                f"{self.name} has no `mean`, which `sad.Smooth` passes on: give it one, or use"
+                " another estimator."
+            )
+        return self._each_draw(self.mean, len(shape))(*parameters)
 
     @staticmethod
     def _each_draw(function, ndim, out_axes=0):
@@ -111,14 +139,25 @@ class Sampler:
 
 def _abstract(uniform, *parameters, sampler):
     result = jax.eval_shape(
-        sampler.draw, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (uniform, *parameters))
+        sampler.values, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (uniform, *parameters))
     )
     return [compat.shaped(result.shape, result.dtype)]
 
 
+def refuse_plain(primals: Any, tangents: Any, **params: Any) -> Any:
+    """JAX by itself would lose the derivative of what a draw decides."""
+    raise NotDifferentiable(
+        "JAX was asked to differentiate a draw of `diffmh.sad` by itself, by which its derivative"
+        " would be lost: differentiate `sad.expectation(program)` instead of `program`."
+    )
+
+
 SAMPLE = "sad_sample"
 _sample = compat.new_primitive(
-    SAMPLE, lambda *operands, sampler: [sampler.draw(*operands)], _abstract
+    SAMPLE,
+    lambda *operands, sampler: [sampler.values(*operands)],
+    _abstract,
+    jvp=refuse_plain,
 )
 
 
@@ -164,8 +203,13 @@ def _poisson_flips(value, parameters, tangents):
     return _up_or_down(value, across(k) * derivative, -across(k - 1) * derivative)
 
 
+def _in_unit_interval(p: Array) -> Array:
+    """NaN beyond (0, 1], where there is no such distribution."""
+    return jnp.where((p > 0) & (p <= 1), p, jnp.nan)
+
+
 def _geometric_flips(value, parameters, tangents):
-    (p,) = parameters
+    p = _in_unit_interval(parameters[0])
     k = value.astype(p.dtype)
     # F(k) = 1 − (1−p)^k: δ_k = −k (1−p)^(k−1), p_k + p_{k+1} = (1−p)^(k−1) p (2−p).
     across = lambda k: -k / (p * (2 - p))
@@ -173,20 +217,39 @@ def _geometric_flips(value, parameters, tangents):
 
 
 def _categorical_flips(value, parameters, tangents):
+    p = jax.nn.softmax(parameters[0])
+    return _between_any(value, p, p * (tangents[0] - jnp.sum(p * tangents[0])))
+
+
+def _probabilities_flips(value, parameters, tangents):
+    """Of probabilities that are divided by their sum: `dp − p Σdp`."""
+    total = jnp.sum(parameters[0])
+    p = parameters[0] / total
+    return _between_any(value, p, (tangents[0] - p * jnp.sum(tangents[0])) / total)
+
+
+def _between_any(value, p, dp):
     """w_ij = λ_j − λ_i, where λ solves the flow equations: `λ_j (1 + n p_j) = dp_j + p_j Σλ` in
     the gauge `Σ p λ = 0`.
     """
-    (logits,) = parameters
-    p = jax.nn.softmax(logits)
-    dp = p * (tangents[0] - jnp.sum(p * tangents[0]))
     n = p.size
     share = 1 / (1 + n * p)
     total = jnp.sum(dp * share) / (1 - jnp.sum(p * share))
     potential = (dp + p * total) * share
-    return [
-        (jnp.asarray(j), jnp.where(value == j, 0.0, potential[j] - potential[value]))
-        for j in range(n)
-    ]
+    others = jnp.arange(n)
+    return [(others, jnp.where(others == value, 0.0, potential - potential[value]))]
+
+
+def _poisson_flips_up(value, parameters, tangents):
+    """`d E[g] = dλ E[g(k + 1) − g(k)]`: the same weight for all, so a linear g has no variance."""
+    rate = parameters[0]
+    return [(value + 1, _within(rate, tangents[0], jnp.inf))]
+
+
+def _geometric_flips_up(value, parameters, tangents):
+    """δ_k / p_k."""
+    p = _in_unit_interval(parameters[0])
+    return [(value + 1, -value.astype(p.dtype) / p * tangents[0])]
 
 
 def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array], Array]) -> Array:
@@ -215,8 +278,13 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
     )[0]
 
 
+def _finite(parameter: Array) -> Array:
+    """0 where it is not: then the derivative is NaN, and the draw a number all the same."""
+    return jnp.where(jnp.isfinite(parameter), parameter, 0.0)
+
+
 def _invert_binomial(uniform, n, p):
-    p, size = jnp.clip(p, 0.0, 1.0), n.astype(p.dtype)
+    p, size = jnp.clip(_finite(p), 0.0, 1.0), jnp.maximum(n, 0).astype(p.dtype)
     ratio = lambda k: jnp.where(
         k < size, (size - k) * p / ((k + 1) * jnp.where(p < 1, 1 - p, 1.0)), 0.0
     )
@@ -224,14 +292,17 @@ def _invert_binomial(uniform, n, p):
 
 
 def _invert_poisson(uniform, rate):
-    rate = jnp.maximum(rate, 0.0)
+    rate = jnp.maximum(_finite(rate), 0.0)
     return _walk(uniform, rate, rate, lambda k: rate / (k + 1)).astype(jnp.int32)
 
 
 def _invert_geometric(uniform, p):
     # F(k) = 1 − (1−p)^k > U  iff  k > log(1−U)/log(1−p).
-    failures = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-p))
-    return jnp.where(p >= 1, 1, failures.astype(jnp.int32) + 1)
+    most = jnp.iinfo(jnp.int32).max
+    inside = (p > 0) & (p < 1)
+    failures = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-jnp.where(inside, p, 0.5)))
+    trials = jnp.minimum(failures, 1e9).astype(jnp.int32) + 1
+    return jnp.where(inside, trials, jnp.where(p >= 1, 1, most)).astype(jnp.int32)
 
 
 def _invert_categorical(uniform, logits):
@@ -240,11 +311,87 @@ def _invert_categorical(uniform, logits):
     )
 
 
-_BERNOULLI = Sampler(lambda uniform, p: uniform < p, _bernoulli_flips, (0,))
-_BINOMIAL = Sampler(_invert_binomial, _binomial_flips, (0, 0))
-_POISSON = Sampler(_invert_poisson, _poisson_flips, (0,))
-_GEOMETRIC = Sampler(_invert_geometric, _geometric_flips, (0,))
-_CATEGORICAL = Sampler(_invert_categorical, _categorical_flips, (1,))
+def _invert_probabilities(uniform, probabilities):
+    p = probabilities / jnp.sum(probabilities)
+    return jnp.minimum(index_from_uniform(p, uniform), p.size - 1).astype(jnp.int32)
+
+
+def _log_powers(successes: Array, failures: Array, p: Array) -> Array:
+    """`log p^a (1 − p)^b`."""
+    return _times_log(successes, p) + _times_log(failures, 1 - p)
+
+
+def _times_log(count: Array, x: Array) -> Array:
+    """`n log x`, 0 with derivative 0 where n is."""
+    some = count > 0
+    return jnp.where(some, count.astype(x.dtype) * jnp.log(jnp.where(some, x, 1.0)), 0.0)
+
+
+def _sum_of(p: Array) -> Array:
+    return jnp.sum(jnp.arange(p.size) * p)
+
+
+# Of the uniform's width.
+_UNIFORM_INT = Sampler(
+    lambda uniform, low, high: jnp.minimum(
+        low + jnp.floor(uniform * (high - low)).astype(low.dtype), high - 1
+    ),
+    lambda value, parameters, tangents: [(value, jnp.zeros_like(tangents[0]))],
+    (0, 0),
+    lambda value, low, high: -jnp.log((high - low).astype(float)),
+    lambda low, high: (low + high - 1) / 2,
+    "`sad.uniform_int`",
+)
+_BERNOULLI = Sampler(
+    lambda uniform, p: uniform < p,
+    _bernoulli_flips,
+    (0,),
+    lambda value, p: jnp.log(jnp.clip(jnp.where(value, p, 1 - p), 0.0, 1.0)),
+    lambda p: jnp.clip(p, 0.0, 1.0),
+    "`sad.bernoulli`",
+)
+_BINOMIAL = Sampler(
+    _invert_binomial,
+    _binomial_flips,
+    (0, 0),
+    lambda k, n, p: _log_powers(k, n - k, jnp.clip(p, 0.0, 1.0)),
+    lambda n, p: n * jnp.clip(p, 0.0, 1.0),
+    "`sad.binomial`",
+)
+_POISSON = Sampler(
+    _invert_poisson,
+    _poisson_flips,
+    (0,),
+    lambda k, rate: _times_log(k, jnp.maximum(rate, 0.0)) - jnp.maximum(rate, 0.0),
+    lambda rate: jnp.maximum(rate, 0.0),
+    "`sad.poisson`",
+)
+_POISSON_UP = dataclasses.replace(_POISSON, flips=_poisson_flips_up)
+_GEOMETRIC = Sampler(
+    _invert_geometric,
+    _geometric_flips,
+    (0,),
+    lambda k, p: _log_powers(jnp.ones_like(k), k - 1, p),
+    lambda p: 1 / p,
+    "`sad.geometric`",
+)
+_GEOMETRIC_UP = dataclasses.replace(_GEOMETRIC, flips=_geometric_flips_up)
+_CATEGORICAL = Sampler(
+    _invert_categorical,
+    _categorical_flips,
+    (1,),
+    lambda value, logits: jax.nn.log_softmax(logits)[value],
+    lambda logits: _sum_of(jax.nn.softmax(logits)),
+    "`sad.categorical`",
+)
+_PROBABILITIES = Sampler(
+    _invert_probabilities,
+    _probabilities_flips,
+    (1,),
+    lambda value, p: jnp.log(p[value]) - jnp.log(jnp.sum(p)),
+    lambda p: _sum_of(p) / jnp.sum(p),
+    "`sad.categorical`",
+)
 
 
 def bernoulli(key: Key[Array, ""], p: Float[Array, "..."]) -> Bool[Array, "..."]:
@@ -261,17 +408,102 @@ def bernoulli(key: Key[Array, ""], p: Float[Array, "..."]) -> Bool[Array, "..."]
     return _BERNOULLI(key, _real(p, "bernoulli", "p"))
 
 
-def categorical(key: Key[Array, ""], logits: Float[Array, "... n"]) -> Int[Array, "..."]:
-    """An index with probability `softmax(logits)` over the last axis.
+def categorical(
+    key: Key[Array, ""],
+    logits: Float[Array, "... n"] | None = None,
+    *,
+    probs: Float[Array, "... n"] | None = None,
+) -> Int[Array, "..."]:
+    """An index with probability `softmax(logits)`, or in proportion to `probs`, over the last axis.
 
     Flip weights `λ_j − λ_i`, of least second moment among flips between any two categories.
+    `probs` may be zero, and are divided by their sum.
+
+    **Refused**: both or none of `logits` and `probs`; no categories.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
     >>> sad.categorical(jax.random.key(0), jnp.zeros((4, 3))).shape
     (4,)
+    >>> int(sad.categorical(jax.random.key(0), probs=jnp.array([0.0, 0.7, 0.0])))
+    1
     """
-    return _CATEGORICAL(key, _real(logits, "categorical", "logits"))
+    if (logits is None) == (probs is None):
+        given = "both" if logits is not None else "neither"
+        raise TypeError(f"`sad.categorical` takes `logits` or `probs=...`, got {given}.")
+    name, given = ("logits", logits) if probs is None else ("probs", probs)
+    array = _real(given, "categorical", name)
+    if array.ndim == 0 or array.shape[-1] == 0:
+        raise ValueError(
+            f"`sad.categorical({name}=...)` needs a last axis of categories, got {array.shape}."
+        )
+    return (_CATEGORICAL if probs is None else _PROBABILITIES)(key, array)
+
+
+def uniform_int(
+    key: Key[Array, ""], low: Int[Array, "..."], high: Int[Array, "..."]
+) -> Int[Array, "..."]:
+    """A whole number `low ≤ x < high`, each with the same probability.
+
+    Its bounds may be draws: an alternative has bounds of its own and draws by the same uniform.
+    There is no derivative by whole numbers, so nothing is flipped here.
+
+    >>> import jax
+    >>> from diffmh import sad
+    >>> int(sad.uniform_int(jax.random.key(0), 3, 4))
+    3
+    """
+    arrays = [jnp.asarray(bound) for bound in (low, high)]
+    for name, array in zip(("low", "high"), arrays, strict=True):
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(f"`sad.uniform_int({name}=...)` must be an integer, got {array.dtype}.")
+    return _UNIFORM_INT(key, *arrays)
+
+
+def negative_binomial(
+    key: Key[Array, ""], r: Int[Array, "..."], p: Float[Array, "..."], most: int
+) -> Int[Array, "..."]:
+    """The failures before the `r`-th success, trials of probability `p`: the sum of `r ≤ most`
+    geometric draws less one each, flipped as they are.
+
+    >>> import jax
+    >>> from diffmh import sad
+    >>> int(sad.negative_binomial(jax.random.key(0), 2, 1.0, most=3))
+    0
+    """
+    r, p = jnp.asarray(r), _real(p, "negative_binomial", "p")
+    shape = jnp.broadcast_shapes(r.shape, p.shape)
+    draws = geometric(key, jnp.broadcast_to(p, (most, *shape))) - 1
+    counted = jnp.arange(most).reshape(-1, *(1,) * len(shape)) < jnp.broadcast_to(r, shape)[None]
+    return jnp.sum(jnp.where(counted, draws, 0), axis=0)
+
+
+def multinomial(
+    key: Key[Array, ""], n: Int[Array, "..."], probs: Float[Array, "... c"]
+) -> Int[Array, "... c"]:
+    """How often each category comes in `n` trials: binomial draws, category by category, of those
+    that are left.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from diffmh import sad
+    >>> sad.multinomial(jax.random.key(0), 5, jnp.array([0.0, 1.0, 0.0]))
+    Array([0, 5, 0], dtype=int32)
+    """
+    p = _real(probs, "multinomial", "probs")
+    rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
+    share = jnp.where(rest > 0, p / jnp.where(rest > 0, rest, 1.0), 0.0)
+    left = jnp.broadcast_to(jnp.asarray(n, jnp.int32), p.shape[:-1])
+    keys = jax.random.split(_validate.typed_key(key), p.shape[-1])
+
+    def take(left, inputs):
+        key, share = inputs
+        count = binomial(key, left, share)
+        return left - count, count
+
+    *firsts, _ = range(p.shape[-1])
+    inputs = (keys[: len(firsts)], jnp.moveaxis(share, -1, 0)[: len(firsts)])
+    left, counts = jax.lax.scan(take, left, inputs)
+    return jnp.moveaxis(jnp.concatenate([counts, left[None]]), 0, -1)
 
 
 def binomial(
@@ -292,30 +524,48 @@ def binomial(
     return _BINOMIAL(key, n, _real(p, "binomial", "p"))
 
 
-def poisson(key: Key[Array, ""], rate: Float[Array, "..."]) -> Int[Array, "..."]:
+def poisson(
+    key: Key[Array, ""], rate: Float[Array, "..."], *, flips: str = "two-sided"
+) -> Int[Array, "..."]:
     """A Poisson draw of mean `rate`.
 
-    Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1.
+    Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1, or with `flips="one-sided"` `dλ` from k to
+    k+1 alone: no variance on what is linear in the draw, more on what is not. NaN rates make the
+    derivative NaN, negative ones count as 0.
 
     >>> import jax
     >>> from diffmh import sad
     >>> int(sad.poisson(jax.random.key(0), 0.0))
     0
     """
-    return _POISSON(key, _real(rate, "poisson", "rate"))
+    sampler = _flips(flips, "poisson", _POISSON, _POISSON_UP)
+    return sampler(key, _real(rate, "poisson", "rate"))
 
 
-def geometric(key: Key[Array, ""], p: Float[Array, "..."]) -> Int[Array, "..."]:
+def geometric(
+    key: Key[Array, ""], p: Float[Array, "..."], *, flips: str = "two-sided"
+) -> Int[Array, "..."]:
     """The number of trials up to the first success, 1, 2, …, as `jax.random.geometric`.
 
-    Flip weights `∓ dp k / (p(2−p))` between k and k+1.
+    Flip weights `∓ dp k / (p(2−p))` between k and k+1, or with `flips="one-sided"` `−dp k / p` from
+    k to k+1 alone, of a smaller variance on what is linear in the draw. `p` must be in (0, 1];
+    beyond it the draw is 2³¹ − 1 or 1, and the derivative NaN.
 
     >>> import jax
     >>> from diffmh import sad
     >>> int(sad.geometric(jax.random.key(0), 1.0))
     1
     """
-    return _GEOMETRIC(key, _real(p, "geometric", "p"))
+    return _flips(flips, "geometric", _GEOMETRIC, _GEOMETRIC_UP)(key, _real(p, "geometric", "p"))
+
+
+def _flips(flips: str, where: str, two_sided: Sampler, one_sided: Sampler) -> Sampler:
+    samplers = {"two-sided": two_sided, "one-sided": one_sided}
+    if flips not in samplers:
+        raise ValueError(
+            f"`sad.{where}(flips=...)` must be 'two-sided' or 'one-sided', got {flips!r}."
+        )
+    return samplers[flips]
 
 
 def _real(parameter: Any, where: str, name: str) -> Array:

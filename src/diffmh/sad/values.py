@@ -1,18 +1,18 @@
-"""Values, and the alternatives that they belong to.
+"""The alternatives of a running program.
 
-Beside its primal a value has, where it needs them, a tangent, its values in the K alternatives that
-are followed, and its value in the *pending* alternative: the one that the latest draw gave rise to.
-It is pending until it is known what became of the draw; then the alternatives that agree with the
-primal in every value that still matters are dropped, and the pending one is pruned against the
-lightest of the others. Which of these a value has is known when the program is traced: without them
-it costs nothing.
+Beside its primal a value has, where it needs them, a tangent and its values in the *lanes*. The
+first K lanes are the slots, whose alternatives are followed; behind them are, for a while, the
+newcomers that the latest draw gave rise to. They stay until it is known what became of the draw;
+then the alternatives that agree with the primal in every value that still matters are dropped, and
+those that are left are thinned to K. Which of these a value has is known when the program is
+traced: without them it costs nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -21,56 +21,38 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .. import values as algebra
+from ..values import Value as Value
+from . import thinning
 
 
-class Value(eqx.Module):
-    """A value of the program: `tangent` has the P parameters, `alternative` the K slots as its
-    leading axis.
+class Lanes(eqx.Module):
+    """What is kept of the alternatives, and carried through loops.
+
+    A value that was computed when slot k had been given away `births[k]` times belongs to today's
+    alternative iff the count is still the same. `pinned` is that count wherever something outside
+    of the running loop differs in the alternative, else −1; `None` where nothing can. `scale` adds
+    up what weights were born so far, parameter by parameter, so that scores measure each in its own
+    units; one parameter needs none. `worth` are zeros whose derivative by JAX is the weight, in the
+    reverse mode, where `weight` is known along some probing directions only.
     """
 
-    primal: Any
-    tangent: Any = None
-    alternative: Any = None
-    pending: Any = None
-
-    @property
-    def branched(self) -> bool:
-        """Whether it may differ in an alternative."""
-        return self.alternative is not None or self.pending is not None
-
-    def in_slots(self, num_slots: int) -> Any:
-        """Its values in the slots."""
-        if self.alternative is not None:
-            return self.alternative
-        return jnp.broadcast_to(self.primal, (num_slots, *jnp.shape(self.primal)))
-
-    def in_pending(self) -> Any:
-        return self.primal if self.pending is None else self.pending
-
-    def tangents(self, num_parameters: int, dtype: Any) -> Any:
-        """Its tangent, zero if it has none; of its own dtype if it is a float, else of `dtype`."""
-        if self.tangent is not None:
-            return self.tangent
-        kind = self.primal.dtype if jnp.issubdtype(self.primal.dtype, jnp.floating) else dtype
-        return jnp.zeros((num_parameters, *jnp.shape(self.primal)), kind)
+    weight: Float[Array, "L P"]
+    births: Int[Array, "K"]
+    pinned: Int[Array, "K"] | None
+    scale: Float[Array, "P"] | None
+    worth: Float[Array, "L"] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What is kept once per program: the alternatives' weights, and how often each slot was given
-    to a new one.
+    """What is kept once per program beside its values.
 
-    A value that was computed when slot k had been given away `births[k]` times belongs to today's
-    alternative iff the count is still the same. `pinned` is that count wherever something outside
-    of the running loop differs in the alternative, else −1; `None` where nothing can. `uniforms`
-    are for pruning, and `coupling_noise` holds what the equations that propose have had drawn ahead
-    of a loop.
+    `running` says whether the primal runs, where it may have left a loop that alternatives have
+    not. `uniforms` are for pruning, and `coupling_noise` holds what the equations that propose have
+    had drawn ahead of a loop.
     """
 
-    weight: Float[Array, "K P"]
-    births: Int[Array, "K"]
-    pinned: Int[Array, "K"] | None
-    pending: Float[Array, "P"] | None
+    lanes: Lanes
     running: Bool[Array, ""] | None
     uniforms: Float[Array, "n"]
     key: Key[Array, ""]
@@ -79,20 +61,34 @@ class World:
     coupling_noise: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def weight(self) -> Float[Array, "L P"]:
+        return self.lanes.weight
+
+    @property
+    def births(self) -> Int[Array, "K"]:
+        return self.lanes.births
+
+    @property
     def num_slots(self) -> int:
-        return self.weight.shape[0]
+        return self.lanes.births.shape[0]
+
+    @property
+    def num_lanes(self) -> int:
+        return self.lanes.weight.shape[0]
 
     @property
     def num_parameters(self) -> int:
-        return self.weight.shape[1]
+        return self.lanes.weight.shape[1]
 
     @property
-    def alive(self) -> Bool[Array, "K"]:
-        """NaN counts as alive: a derivative that is not a number must be seen, not dropped."""
-        return algebra.norm(self.weight.T) != 0
+    def alive(self) -> Bool[Array, "L"]:
+        return algebra.is_alive(jnp.max(jnp.abs(self.weight), axis=1))
 
     def replace(self, **changes: Any) -> World:
         return dataclasses.replace(self, **changes)
+
+    def with_lanes(self, **changes: Any) -> World:
+        return self.replace(lanes=dataclasses.replace(self.lanes, **changes))
 
     def uniform(self) -> tuple[World, Float[Array, ""]]:
         """A uniform that the program itself has no part in."""
@@ -103,90 +99,119 @@ class World:
         """A key for an inner program."""
         return self.replace(spawned=self.spawned + 1), jax.random.fold_in(self.key, self.spawned)
 
+    def still(self, array: Any) -> Any:
+        """Without the derivative that JAX takes in the reverse mode."""
+        return array if self.lanes.worth is None else jax.lax.stop_gradient(array)
+
 
 def no_alternatives(
-    num_slots: int, num_parameters: int, dtype: Any, key: Key[Array, ""], num_uniforms: int
+    num_slots: int,
+    num_parameters: int,
+    dtype: Any,
+    key: Key[Array, ""],
+    num_uniforms: int,
+    reverse: bool = False,
 ) -> World:
     """The world at the start of a program."""
     key_uniforms, key_inner = jax.random.split(key)
-    return World(
+    lanes = Lanes(
         weight=jnp.zeros((num_slots, num_parameters), dtype),
         births=jnp.zeros(num_slots, jnp.int32),
         pinned=None,
-        pending=None,
-        running=None,
-        uniforms=jax.random.uniform(key_uniforms, (num_uniforms,)),
-        key=key_inner,
+        scale=jnp.zeros(num_parameters, dtype) if num_parameters > 1 else None,
+        worth=jnp.zeros(num_slots, dtype) if reverse else None,
     )
+    return World(lanes, None, jax.random.uniform(key_uniforms, (num_uniforms,)), key_inner)
+
+
+def in_lanes(value: Value, num_lanes: int) -> Any:
+    """A value in the first lanes; in those that it knows nothing of it is the primal's."""
+    repeated = lambda count: jnp.broadcast_to(value.primal, (count, *jnp.shape(value.primal)))
+    if value.alternative is None:
+        return repeated(num_lanes)
+    missing = num_lanes - value.alternative.shape[0]
+    return jnp.concatenate([value.alternative, repeated(missing)]) if missing else value.alternative
 
 
 def bank(world: World, value: Value) -> Value:
     """A value that enters the result linearly, turned into derivative: `ẋ + Σ_k W_k (x_k − x)`,
     and no alternative any more.
     """
-    if not value.branched:
+    if value.alternative is None:
         return value
-    tangent = value.tangents(world.num_parameters, world.weight.dtype)
-    if value.alternative is not None:
-        tangent += weighted(world.weight, world.alive, value.alternative - value.primal).astype(
-            tangent.dtype
-        )
-    if value.pending is not None and world.pending is not None:
-        weight = world.pending[None]
-        alive = algebra.norm(weight.T) != 0
-        tangent += weighted(weight, alive, (value.pending - value.primal)[None]).astype(
-            tangent.dtype
-        )
-    return Value(value.primal, tangent)
+    difference = value.alternative - world.still(value.primal)[None]
+    return add_difference(world, Value(value.primal, value.tangent), difference)
 
 
-def weighted(
-    weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K ..."]
-) -> Float[Array, "P ..."]:
-    """`Σ_k W_k ⊗ difference_k` over the living."""
-    flat = algebra.weighted(weight, alive, difference.reshape(difference.shape[0], -1))
-    return flat.reshape(weight.shape[1], *difference.shape[1:])
+def add_difference(world: World, value: Value, difference: Any) -> Value:
+    """A value whose derivative takes up the differences of alternatives, `Σ_k W_k ⊗ difference_k`;
+    in the reverse mode JAX sees it in the primal.
+    """
+    count = difference.shape[0]
+    weight, alive = world.weight[:count], world.alive[:count]
+    tangent = value.tangents(world.num_parameters, weight.dtype)
+    tangent = tangent + algebra.weighted(weight, alive, difference).astype(tangent.dtype)
+    primal = value.primal
+    if world.lanes.worth is not None:
+        worth = world.lanes.worth[:count, None]
+        moved = algebra.weighted(worth, alive, world.still(difference))[0]
+        primal = primal + moved.astype(primal.dtype)
+    return Value(primal, tangent)
 
 
 def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Value]]:
-    """Drops the alternatives that met the primal in all of `values`, which still matter, and
-    prunes the pending one.
+    """Drops the alternatives that met the primal in all of `values`, which still matter, and thins
+    the others to as many as there are slots.
     """
-    world = drop_recoupled(world, values.values())
-    pending = world.pending
-    if pending is None:
-        return world, values
-    differs = functools.reduce(
-        jnp.logical_or, (differs_pending(value) for value in values.values()), jnp.zeros((), bool)
-    )
-    score = jnp.where(differs, algebra.norm(pending), 0.0)
+    branched = {name: value for name, value in values.items() if value.alternative is not None}
+    settled = [Value(value.primal, None, value.alternative) for value in branched.values()]
+    if world.num_lanes == world.num_slots:
+        return world.replace(lanes=_dropped(world.lanes, settled)), values
     world, uniform = world.uniform()
-    weight, replaced = algebra.compete(
-        world.weight, algebra.norm(world.weight.T), pending, score, uniform
-    )
-    weight = jnp.where(jnp.isnan(score), jnp.nan, weight)
-    settled = {
-        name: value if not value.branched else _give_away(world, value, replaced)
-        for name, value in values.items()
+    lanes, slots = _settled(world.lanes, settled, uniform)
+    after = {
+        name: Value(value.primal, value.tangent, slot)
+        for (name, value), slot in zip(branched.items(), slots, strict=True)
     }
-    return world.replace(weight=weight, births=world.births + replaced, pending=None), settled
+    return world.replace(lanes=lanes), values | after
 
 
-def _give_away(world: World, value: Value, replaced: Bool[Array, "K"]) -> Value:
-    """Slots that were given to the pending alternative now hold its value."""
-    slots = select_slots(replaced, value.in_pending()[None], value.in_slots(world.num_slots))
-    return Value(value.primal, value.tangent, slots)
+@jax.jit
+def _settled(
+    lanes: Lanes, values: list[Value], uniform: Float[Array, ""]
+) -> tuple[Lanes, list[Any]]:
+    """Traced once for all draws of the same form."""
+    lanes = _dropped(lanes, values)
+    num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
+    kept = thinning.thin(algebra.norm(lanes.weight.T, lanes.scale), num_slots, uniform)
+    weight = kept.take(lanes.weight) * kept.factor[:, None].astype(lanes.weight.dtype)
+    worth = lanes.worth
+    if worth is not None:
+        worth = kept.take(worth) * jax.lax.stop_gradient(kept.factor).astype(worth.dtype)
+    births = lanes.births + kept.replaced
+    after = dataclasses.replace(lanes, weight=weight, births=births, worth=worth)
+    return after, [kept.take(in_lanes(value, num_lanes)) for value in values]
 
 
 def drop_recoupled(world: World, values: Iterable[Value]) -> World:
     """Alternatives that agree with the primal in everything that still matters will do so for
     ever: their weight becomes 0.
     """
-    kept = jnp.isnan(algebra.norm(world.weight.T))
-    if world.pinned is not None:
-        kept = kept | (world.pinned == world.births)
-    alive = functools.reduce(jnp.logical_or, map(differs_in_slots, values), kept)
-    return world.replace(weight=jnp.where(alive[:, None], world.weight, 0.0))
+    branched = [Value(v.primal, None, v.alternative) for v in values if v.alternative is not None]
+    return world.replace(lanes=_dropped(world.lanes, branched))
+
+
+def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
+    num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
+    differs = [differs_in_lanes(value, num_lanes) for value in values]
+    if lanes.pinned is not None:
+        differs.append(_pad(lanes.pinned == lanes.births, num_lanes - num_slots))
+    alive = functools.reduce(jnp.logical_or, differs) if differs else jnp.zeros(num_lanes, bool)
+    return dataclasses.replace(lanes, weight=algebra.drop(lanes.weight, ~alive))
+
+
+def _pad(flags: Bool[Array, "n"], count: int) -> Bool[Array, "L"]:
+    return jnp.concatenate([flags, jnp.zeros(count, bool)]) if count else flags
 
 
 def pin(world: World, values: Iterable[Value]) -> World:
@@ -194,9 +219,10 @@ def pin(world: World, values: Iterable[Value]) -> World:
     branched = [value for value in values if value.alternative is not None]
     if not branched:
         return world
-    differs = functools.reduce(jnp.logical_or, map(differs_in_slots, branched))
-    return world.replace(
-        pinned=jnp.where(differs, world.births, -1 if world.pinned is None else world.pinned)
+    differs = [differs_in_lanes(value, world.num_slots) for value in branched]
+    pinned = -1 if world.lanes.pinned is None else world.lanes.pinned
+    return world.with_lanes(
+        pinned=jnp.where(functools.reduce(jnp.logical_or, differs), world.births, pinned)
     )
 
 
@@ -210,7 +236,6 @@ def forget(value: Value, replaced: Bool[Array, "K"]) -> Value:
         value.primal,
         value.tangent,
         select_slots(replaced, value.primal[None], value.alternative),
-        value.pending,
     )
 
 
@@ -220,24 +245,16 @@ def select_slots(condition: Bool[Array, "K"], chosen: Any, other: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> Any:
-    """Element by element equal; NaN equals NaN, and keys are compared by their data."""
+    """Element by element equal; keys are compared by their data. NaN differs from everything."""
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         return jnp.all(jax.random.key_data(a) == jax.random.key_data(b), axis=-1)
-    equal = a == b
-    return equal | ((a != a) & (b != b)) if jnp.issubdtype(a.dtype, jnp.inexact) else equal
+    return a == b
 
 
-def differs_in_slots(value: Value) -> Any:
-    """In which slots a value is not the primal's."""
+def differs_in_lanes(value: Value, num_lanes: int) -> Bool[Array, "L"]:
+    """In which lanes a value is not the primal's."""
     if value.alternative is None:
-        return jnp.zeros((), bool)
-    equal = same(value.alternative, jnp.broadcast_to(value.primal, value.alternative.shape))
-    return ~jnp.all(equal.reshape(equal.shape[0], -1), axis=1)
-
-
-def differs_pending(value: Value) -> Any:
-    return (
-        jnp.zeros((), bool)
-        if value.pending is None
-        else ~jnp.all(same(value.pending, value.primal))
-    )
+        return jnp.zeros(num_lanes, bool)
+    equal = same(value.alternative, value.primal[None])
+    differs = ~jnp.all(equal, axis=tuple(range(1, equal.ndim)))
+    return _pad(differs, num_lanes - differs.shape[0])

@@ -1,0 +1,194 @@
+"""One run of a program, and three ways to differentiate it: forward, with a tangent for each
+parameter; in reverse, by JAX, with the alternatives' weights as zeros that have a derivative; and
+with its draws held fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+
+from .. import _trees, _validate
+from .._lowering import compat
+from .._lowering.program import Program, While
+from . import control_flow as control_flow
+from . import rules as rules
+from .analysis import Analysis, analyse
+from .hoist import hoisted
+from .interpreter import evaluate
+from .keys import refuse_shared
+from .refusals import refuse
+from .replay import Replayed, replay
+from .values import Value, no_alternatives
+
+# Pruning draws from the program's key folded with this number, which no split of it reaches.
+_PRUNE = 0x7072756E
+# Directions along which weights are known in the reverse mode: fewer than 2 would make heavy tails.
+NUM_PROBES = 4
+# With more parameters than this a tangent for each costs more than a run backward.
+MOST_TANGENTS = 16
+
+
+class Run(eqx.Module):
+    """A program with its arguments: `program(theta, key, *args, **options)`."""
+
+    program: Callable[..., PyTree]
+    theta: PyTree
+    key: Key[Array, ""]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def at(self, theta: PyTree, key: Any = None) -> Run:
+        """The same with other parameters, and another key if given."""
+        key = self.key if key is None else key
+        return dataclasses.replace(self, theta=theta, key=key)
+
+    def value(self) -> Float[Array, "F"]:
+        """The result as one vector of floats."""
+        result = self.program(self.theta, self.key, *self.args, **self.options)
+        return ravel_pytree(jax.tree.map(_as_float, _trees.strong(result)))[0]
+
+    def unflatten(self) -> Callable[[Float[Array, "F"]], PyTree]:
+        """How to put the vector into the result's own form again, whole numbers as floats."""
+        arrays, rest = eqx.partition(self, eqx.is_array)
+
+        def result(arrays):
+            run = eqx.combine(arrays, rest)
+            return _trees.strong(run.program(run.theta, run.key, *run.args, **run.options))
+
+        shape = jax.eval_shape(result, compat.forms(arrays))
+        for leaf in jax.tree.leaves(shape):
+            if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                _validate.real_dtype(leaf.dtype, "what `program` returns")
+        zeros = lambda leaf: _as_float(jnp.zeros(leaf.shape, leaf.dtype))
+        return ravel_pytree(jax.tree.map(zeros, shape))[1]
+
+
+def _as_float(leaf: Array) -> Array:
+    return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
+
+
+class Traced(eqx.Module):
+    """A run as a program of its parameters and the rest, and what is known of it."""
+
+    program: Program = eqx.field(static=True)
+    analysis: Analysis = eqx.field(static=True)
+    parameters: list[Array]
+    rest: list[Array]
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether JAX can differentiate it backward: not through a `while_loop`."""
+        return not _has_while(self.analysis, self.program)
+
+
+def trace(run: Run, any_primitive: bool = False) -> Traced:
+    """Refuses what would make the derivative wrong. With `any_primitive` only JAX must know how to
+    differentiate it.
+    """
+    parameters, structure = jax.tree.flatten(run.theta)
+    others, static = eqx.partition((run.key, run.args, run.options), eqx.is_array)
+    rest, rest_structure = jax.tree.flatten(others)
+
+    def flat(*leaves):
+        theta = jax.tree.unflatten(structure, leaves[: len(parameters)])
+        given = eqx.combine(jax.tree.unflatten(rest_structure, leaves[len(parameters) :]), static)
+        return Run(run.program, theta, *given).value()
+
+    program, _ = compat.program(flat, *parameters, *rest)
+    analysis = analyse(program, program.inputs[: len(parameters)])
+    refuse(analysis, program, any_primitive)
+    refuse_shared(analysis, program)
+    program = hoisted(program)
+    return Traced(program, analysis, parameters, [jnp.asarray(leaf) for leaf in rest])
+
+
+def _has_while(analysis: Analysis, program: Program) -> bool:
+    return any(
+        analysis.concerns(equation)
+        and (
+            isinstance(equation.control, While)
+            or any(_has_while(analysis, inner) for inner in equation.inner)
+        )
+        for equation in program.equations
+    )
+
+
+def goes_backward(run: Run) -> bool:
+    """Whether so many parameters are better differentiated backward, and can be."""
+    return num_parameters(run.theta) > MOST_TANGENTS and trace(run, True).is_reversible
+
+
+def num_parameters(theta: PyTree) -> int:
+    return sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+
+
+def _evaluate(run: Run, num_slots: int, directions: Float[Array, "D P"], reverse: bool) -> Value:
+    """The result with a tangent along each direction, by alternatives."""
+    traced = trace(run, reverse)
+    _, unravel = ravel_pytree(run.theta)
+    tangents = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(directions)
+    inputs = [
+        *(Value(leaf, slope) for leaf, slope in zip(traced.parameters, tangents, strict=True)),
+        *(Value(leaf) for leaf in traced.rest),
+    ]
+    world = no_alternatives(
+        num_slots,
+        directions.shape[0],
+        directions.dtype,
+        jax.random.fold_in(run.key, _PRUNE),
+        traced.analysis.num_uniforms(traced.program),
+        reverse,
+    )
+    _, (result,) = evaluate(traced.analysis, traced.program, world, inputs, [True])
+    return result
+
+
+def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
+    """The value, and an unbiased estimate of the derivative of its expectation."""
+    flat = ravel_pytree(run.theta)[0]
+    result = _evaluate(run, num_slots, jnp.eye(flat.size, dtype=flat.dtype), False)
+    return result.primal, result.tangents(flat.size, flat.dtype)
+
+
+def backward(run: Run, num_slots: int) -> Float[Array, "F"]:
+    """The value, whose derivative by JAX is an unbiased estimate of that of its expectation.
+
+    Weights are measured along a few random directions, which have nothing to do with the one that
+    is asked for.
+    """
+    flat = ravel_pytree(run.theta)[0]
+    key = jax.random.fold_in(run.key, _PRUNE + 1)
+    probes = jax.random.normal(key, (min(NUM_PROBES, flat.size), flat.size), flat.dtype)
+    return _evaluate(run, num_slots, probes, True).primal
+
+
+def held_fixed(run: Run, smooth: bool = False) -> tuple[Float[Array, "F"], Float[Array, ""]]:
+    """The value and the log probability of the draws, these held fixed under differentiation; with
+    `smooth` the draws pass on the derivative of their mean.
+    """
+    traced = trace(run, True)
+    inputs: Sequence[Any] = [*traced.parameters, *traced.rest]
+    replayed: Replayed = replay(traced.analysis, traced.program, inputs, smooth)
+    return replayed.outputs[0], replayed.log_prob
+
+
+def jacobian(
+    function: Callable[[PyTree], Float[Array, "N"]], theta: PyTree, reverse: bool
+) -> tuple[Float[Array, "N"], Float[Array, "P N"]]:
+    """A vector-valued function of the parameters and its derivative, by JAX."""
+    flat, unravel = ravel_pytree(theta)
+    if reverse:
+        value, pull = jax.vjp(lambda flat: function(unravel(flat)), flat)
+        rows = [pull(row)[0] for row in jnp.eye(value.size, dtype=value.dtype)]
+        return value, jnp.stack(rows, axis=1)
+    along = lambda direction: jax.jvp(lambda flat: function(unravel(flat)), (flat,), (direction,))
+    value, slopes = jax.vmap(along, out_axes=(None, 0))(jnp.eye(flat.size, dtype=flat.dtype))
+    return value, slopes

@@ -1,0 +1,170 @@
+"""Keys that are used twice: draws that share one are not independent, and a flip of one of them
+alone leads to what cannot happen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable
+from .._validate import NotDifferentiable
+from .analysis import Analysis
+from .samplers import SAMPLE
+
+BITS = "random_bits"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a value is computed from: equal sources make equal values. `loops` are those that it
+    changes with.
+    """
+
+    number: int
+    loops: frozenset[int]
+
+
+class Sources:
+    """Numbers for what is computed alike."""
+
+    def __init__(self):
+        self._numbers: dict[Any, int] = {}
+        self._fresh = itertools.count()
+
+    def fresh(self, loops: frozenset[int] = frozenset()) -> Source:
+        return self.of(("fresh", next(self._fresh)), loops)
+
+    def of(self, description: Any, loops: frozenset[int]) -> Source:
+        return Source(self._numbers.setdefault(description, len(self._numbers)), loops)
+
+    def constant(self, atom: Constant) -> Source:
+        value = atom.value
+        if np.ndim(value) or not isinstance(value, int | float | bool | np.generic | np.ndarray):
+            return self.of(("object", id(value)), frozenset())
+        return self.of(("number", str(jnp.result_type(value)), str(value)), frozenset())
+
+    def result(self, equation: Equation, inputs: Sequence[Source], index: int) -> Source:
+        loops = frozenset[int]().union(*(source.loops for source in inputs))
+        params = sorted((name, str(value)) for name, value in equation.params.items())
+        numbers = tuple(source.number for source in inputs)
+        return self.of((equation.primitive, str(params), numbers, index), loops)
+
+
+def refuse_shared(analysis: Analysis, program: Program) -> None:
+    """Refuses draws that depend on theta and whose key is seen to be used again."""
+    if analysis.branching:
+        sources = Sources()
+        inputs = [sources.fresh() for _ in program.inputs]
+        _follow(analysis, sources, program, inputs, frozenset(), {})
+
+
+Uses = Mapping[int, Equation]
+
+
+def _follow(
+    analysis: Analysis,
+    sources: Sources,
+    program: Program,
+    inputs: Sequence[Source],
+    loops: frozenset[int],
+    uses: Uses,
+) -> Uses:
+    """The uses of keys so far, by the key's number, after those of a program."""
+    known: dict[Atom, Source] = dict(zip(program.inputs, inputs, strict=True))
+    draws = _draws_by_bits(program)
+    for equation in program.equations:
+        taken = [
+            sources.constant(atom) if isinstance(atom, Constant) else known[atom]
+            for atom in equation.inputs
+        ]
+        if equation.control is not None:
+            uses = _follow_inside(analysis, sources, equation, taken, loops, uses)
+            known.update((output, sources.fresh(loops)) for output in equation.outputs)
+            continue
+        for index, output in enumerate(equation.outputs):
+            known[output] = sources.result(equation, taken, index)
+        if equation.primitive == BITS:
+            user = draws.get(equation, equation)
+            other = uses.get(taken[0].number)
+            lanes = math.prod(user.outputs[0].shape) > math.prod(equation.outputs[0].shape)
+            _refuse(analysis, user, other, loops - taken[0].loops, lanes)
+            uses = {**uses, taken[0].number: user}
+    return uses
+
+
+def _follow_inside(analysis, sources, equation, taken, loops, uses) -> Uses:
+    control = equation.control
+    if isinstance(control, Cond):
+        # Of two branches only one is taken.
+        after = [
+            _follow(analysis, sources, branch, taken[1:], loops, uses)
+            for branch in control.branches
+        ]
+        return {key: user for found in (uses, *after) for key, user in found.items()}
+    once = isinstance(control, Scan) and control.length < 2
+    within = loops if once else loops | {id(equation)}
+    changing = {variable: sources.fresh(within) for variable in control.carry}
+    entering = zip(equation.inputs, taken, control.edges().into, strict=True)
+    given = {target: source for _, source, targets in entering for target in targets}
+    if isinstance(control, Scan):
+        for variable in control.parts(control.body.inputs)[2]:
+            changing[variable] = sources.fresh(given[variable].loops | (within - loops))
+    else:
+        changing |= {variable: sources.fresh(within) for variable in control.seen}
+    known = given | changing
+    for inner in equation.inner:
+        inputs = [known[variable] for variable in inner.inputs]
+        uses = _follow(analysis, sources, inner, inputs, within, uses)
+    return uses
+
+
+def _draws_by_bits(program: Program) -> dict[Equation, Equation]:
+    """The draws of `sad`, by the equation that makes their random bits."""
+    defined_by = {output: equation for equation in program.equations for output in equation.outputs}
+    found = {}
+    for equation in program.equations:
+        if equation.primitive == SAMPLE:
+            bits = _bits(equation.inputs[0], defined_by)
+            if bits is not None:
+                found[bits] = equation
+    return found
+
+
+def _bits(uniform: Atom, defined_by: Mapping[Variable, Equation]) -> Equation | None:
+    """The equation that makes a uniform's bits."""
+    waiting = [uniform]
+    while waiting:
+        atom = waiting.pop()
+        if isinstance(atom, Variable) and atom in defined_by:
+            equation = defined_by[atom]
+            if equation.primitive == BITS:
+                return equation
+            waiting.extend(equation.inputs)
+    return None
+
+
+def _refuse(
+    analysis: Analysis,
+    user: Equation,
+    other: Equation | None,
+    loops: frozenset[int],
+    lanes: bool,
+) -> None:
+    advice = "each draw needs a key of its own, by `jax.random.split` or `jax.random.fold_in`."
+    if other is not None and not analysis.branching.isdisjoint((user, other)):
+        raise NotDifferentiable(
+            f"One key is used twice, at {other.where or 'a draw'} and at {user.where or 'a draw'},"
+            f" for draws of which one depends on theta: {advice}"
+        )
+    if user in analysis.branching and (loops or lanes):
+        many = "every iteration of a loop" if loops else "every lane of a `vmap`"
+        raise NotDifferentiable(
+            f"One key is used for {many} by a draw that depends on theta, at {user.where}: {advice}"
+        )

@@ -1,0 +1,273 @@
+"""Replay: a program with its draws held fixed, as a plain JAX function.
+
+Its derivative by JAX is that of the program's own path. Beside its results it has the log
+probability of its draws, whose derivative is the score; and it can let a draw pass on the
+derivative of its mean, as if it were that (`smooth`). Whole numbers that depend on draws then have
+a *shadow*: a float of the same value through which JAX differentiates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from .analysis import Analysis, _until_stable
+from .samplers import SAMPLE
+
+
+class Held(eqx.Module):
+    """A value of the program, and its shadow if it is a whole number that has one."""
+
+    primal: Any
+    shadow: Any = None
+
+    def as_float(self) -> Any:
+        return self.primal.astype(float) if self.shadow is None else self.shadow
+
+
+class Replayed(eqx.Module):
+    """A program's results with its draws held fixed, and the log probability of these."""
+
+    outputs: list[Any]
+    log_prob: Float[Array, ""]
+
+
+def replay(
+    analysis: Analysis, program: Program, inputs: Sequence[Any], smooth: bool = False
+) -> Replayed:
+    """Runs a program with its draws held fixed."""
+    player = Player(analysis, frozenset(_shadowed(program)) if smooth else None)
+    log_prob, outputs = player.run(program, jnp.zeros(()), [Held(value) for value in inputs])
+    return Replayed([held.primal for held in outputs], log_prob)
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """Runs programs. `shadowed` are the variables that have a shadow, `None` where no draw passes
+    anything on.
+    """
+
+    analysis: Analysis
+    shadowed: frozenset[Variable] | None
+
+    def run(
+        self, program: Program, log_prob: Any, inputs: Sequence[Held]
+    ) -> tuple[Any, list[Held]]:
+        values: dict[Atom, Held] = dict(zip(program.inputs, inputs, strict=True))
+        read = lambda atom: (
+            Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+        )
+        for equation in program.equations:
+            operands = [read(atom) for atom in equation.inputs]
+            log_prob, outputs = self.play(equation, log_prob, operands)
+            values.update(zip(equation.outputs, outputs, strict=True))
+        return log_prob, [read(atom) for atom in program.outputs]
+
+    def play(
+        self, equation: Equation, log_prob: Any, operands: list[Held]
+    ) -> tuple[Any, Sequence[Held]]:
+        if not self.analysis.concerns(equation):
+            return log_prob, _bound(equation, operands)
+        match equation.control:
+            case Scan() as loop:
+                return self.scan(loop, equation, log_prob, operands)
+            case While() as loop:
+                return self.while_loop(loop, equation, log_prob, operands)
+            case Cond() as choice:
+                return self.cond(choice, equation, log_prob, operands)
+        if equation.primitive == SAMPLE:
+            return self.sample(equation, log_prob, operands)
+        outputs = _bound(equation, operands)
+        if any(held.shadow is not None for held in operands):
+            outputs = _with_shadows(equation, operands, outputs)
+        return log_prob, outputs
+
+    def sample(self, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
+        sampler, primals = equation.params["sampler"], [held.primal for held in operands]
+        drawn = jax.lax.stop_gradient(equation.bind(*map(jax.lax.stop_gradient, primals))[0])
+        if self.shadowed is not None:
+            given = [held.primal if held.shadow is None else held.shadow for held in operands[1:]]
+            mean = sampler.means(drawn.shape, *given)
+            return log_prob, [Held(drawn, _moved(drawn.astype(mean.dtype), mean))]
+        if equation in self.analysis.branching:
+            log_prob = log_prob + jnp.sum(sampler.log_probs(drawn, *primals[1:]))
+        return log_prob, [Held(drawn)]
+
+    def like(self, variables: Sequence[Variable], values: Sequence[Held]) -> list[Held]:
+        """Values with the shadows that are foreseen for `variables`."""
+        has = lambda variable: self.shadowed is not None and variable in self.shadowed
+        return [
+            Held(held.primal, held.as_float() if has(variable) else None)
+            for variable, held in zip(variables, values, strict=True)
+        ]
+
+    def scan(self, loop: Scan, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
+        constants, start, xs = loop.parts(operands)
+        stacked = equation.outputs[loop.num_carry :]
+
+        def step(carried, xs):
+            log_prob, values = carried
+            log_prob, outputs = self.run(loop.body, log_prob, [*constants, *values, *xs])
+            values = self.like(loop.carry, outputs[: loop.num_carry])
+            return (log_prob, values), self.like(stacked, outputs[loop.num_carry :])
+
+        carried = (log_prob, self.like(loop.carry, start))
+        (log_prob, values), ys = jax.lax.scan(
+            step, carried, list(xs), length=loop.length, reverse=loop.reverse
+        )
+        return log_prob, [*values, *ys]
+
+    def while_loop(
+        self, loop: While, equation: Equation, log_prob: Any, operands: list[Held]
+    ) -> Any:
+        for_condition, for_body, start = loop.parts(operands)
+
+        def goes_on(carried):
+            _, (condition,) = self.run(loop.condition, 0.0, [*for_condition, *carried[1]])
+            return condition.primal
+
+        def step(carried):
+            log_prob, outputs = self.run(loop.body, carried[0], [*for_body, *carried[1]])
+            return log_prob, self.like(loop.carry, outputs)
+
+        return jax.lax.while_loop(goes_on, step, (log_prob, self.like(loop.carry, start)))
+
+    def cond(self, choice: Cond, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
+        def taken(branch):
+            def run(inputs):
+                after, outputs = self.run(branch, log_prob, inputs)
+                return after, self.like(equation.outputs, outputs)
+
+            return run
+
+        index = jnp.asarray(operands[0].primal, jnp.int32)
+        return jax.lax.switch(index, [taken(branch) for branch in choice.branches], operands[1:])
+
+
+def _bound(equation: Equation, operands: Sequence[Held]) -> list[Held]:
+    return [Held(result) for result in equation.bind(*(held.primal for held in operands))]
+
+
+def _moved(value: Any, shadow: Any) -> Any:
+    """`value`, with the derivative of `shadow`."""
+    return value + (shadow - jax.lax.stop_gradient(shadow))
+
+
+# What passes shadows on, by the operands that are data; the others say where.
+_ALL = (
+    "add sub mul neg reduce_sum cumsum convert_element_type broadcast_in_dim reshape squeeze slice"
+    " concatenate transpose rev pad max min dot_general integer_pow abs copy reduce_max reduce_min"
+    " clamp split stack unstack square"
+)
+_DATA: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(_ALL.split()),
+    "dynamic_slice": (0,),
+    "gather": (0,),
+    "dynamic_update_slice": (0, 1),
+    "scatter": (0, 2),
+    "scatter-add": (0, 2),
+}
+_LOGIC: dict[str, Callable[..., Any]] = {
+    "not": lambda a: 1 - a,
+    "and": lambda a, b: a * b,
+    "or": lambda a, b: a + b - a * b,
+}
+
+
+def _passes(equation: Equation, moving: Sequence[bool]) -> bool:
+    """Whether shadows of operands make shadows of results."""
+    name = equation.primitive
+    if name in _LOGIC:
+        return all(output.dtype == jnp.bool_ for output in equation.outputs)
+    if name == "select_n":
+        return any(moving)
+    if name not in _DATA:
+        return False
+    data = _DATA[name]
+    return any(moves and (data is None or i in data) for i, moves in enumerate(moving))
+
+
+def _with_shadows(
+    equation: Equation, operands: Sequence[Held], outputs: Sequence[Held]
+) -> list[Held]:
+    """Results with shadows, as if whole numbers were real; floats take up the derivative."""
+    if not _passes(equation, [held.shadow is not None for held in operands]):
+        return list(outputs)
+    if equation.primitive == "select_n":
+        floats = [_selected(operands)]
+    elif equation.primitive in _LOGIC:
+        floats = [_LOGIC[equation.primitive](*(held.as_float() for held in operands))]
+    else:
+        floats = _as_floats(equation, operands)
+    return [
+        Held(_moved(held.primal, shadow.astype(held.primal.dtype)))
+        if jnp.issubdtype(held.primal.dtype, jnp.floating)
+        else Held(held.primal, _moved(held.primal.astype(float), shadow))
+        for held, shadow in zip(outputs, floats, strict=True)
+    ]
+
+
+def _as_floats(equation: Equation, operands: Sequence[Held]) -> Sequence[Any]:
+    data, kinds = _DATA[equation.primitive], {"new_dtype", "preferred_element_type"}
+    changed = {name: jnp.result_type(float) for name in kinds & set(equation.params)}
+    if changed.get("preferred_element_type") and equation.params["preferred_element_type"] is None:
+        changed = {}
+    return equation.bind(
+        *(
+            held.as_float() if data is None or index in data else held.primal
+            for index, held in enumerate(operands)
+        ),
+        **changed,
+    )
+
+
+def _selected(operands: Sequence[Held]) -> Any:
+    """`case[b]`, with `(case₁ − case₀) db` beside the cases' own derivatives."""
+    which, *cases = operands
+    real = [
+        held.primal if jnp.issubdtype(held.primal.dtype, jnp.floating) else held.as_float()
+        for held in cases
+    ]
+    chosen = jax.lax.select_n(which.primal, *real)
+    if which.shadow is None or len(cases) != 2:
+        return chosen
+    move = which.shadow - jax.lax.stop_gradient(which.shadow)
+    return chosen + move.astype(chosen.dtype) * jax.lax.stop_gradient(real[1] - real[0])
+
+
+def _shadowed(program: Program) -> set[Variable]:
+    """The whole numbers that have a shadow: draws, and what they pass it on to."""
+    found: set[Variable] = set()
+    _until_stable(functools.partial(_spread, program, found), (found,))
+    return found
+
+
+def _spread(program: Program, found: set[Variable]) -> None:
+    whole = lambda variables: {
+        variable
+        for variable in variables
+        if jnp.issubdtype(variable.dtype, jnp.integer) or variable.dtype == jnp.bool_
+    }
+    for equation in program.equations:
+        if equation.control is not None:
+            edges = equation.control.edges()
+            for operand, targets in zip(equation.inputs, edges.into, strict=True):
+                found.update(targets if operand in found else ())
+            for inner in equation.inner:
+                _spread(inner, found)
+            found.update(target for source, target in edges.around if source in found)
+            for output, sources in zip(equation.outputs, edges.out, strict=True):
+                found.update({output} if found.intersection(sources) else ())
+        elif equation.primitive == SAMPLE or (
+            found.intersection(equation.inputs)
+            and _passes(equation, [atom in found for atom in equation.inputs])
+        ):
+            found.update(whole(equation.outputs))

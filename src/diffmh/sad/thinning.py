@@ -1,0 +1,109 @@
+"""Thinning: many weighted alternatives to few, without bias.
+
+Keep i with probability `π_i = min(1, s_i / τ)` and weight `w_i / π_i`, with the threshold τ such
+that as many are kept on average as there is room for. Systematic sampling by one uniform then keeps
+exactly that many: those i in whose stretch of the running sum of π, which begins at U, a whole
+number lies.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+# More lanes than this are sorted; fewer are compared with each other.
+_SORTED = 64
+
+
+class Kept(eqx.Module):
+    """What K slots hold after thinning: the lane that each takes its alternative from, by what its
+    weight is multiplied (0 if it is empty), and whether it is a newcomer.
+    """
+
+    source: Int[Array, "K"]
+    factor: Float[Array, "K"]
+    replaced: Bool[Array, "K"]
+    num_lanes: int = eqx.field(static=True)
+
+    def take(self, lanes: Array) -> Array:
+        """What the slots hold of an array over lanes."""
+        num_slots = self.source.shape[0]
+        if self.num_lanes == num_slots + 1:
+            own, newcomer = lanes[:num_slots], lanes[num_slots:]
+            replaced = self.replaced.reshape(-1, *(1,) * (lanes.ndim - 1))
+            return jnp.where(replaced, newcomer, own)
+        return jnp.take(lanes, self.source, axis=0)
+
+
+def thin(scores: Float[Array, "L"], num_slots: int, uniform: Float[Array, ""]) -> Kept:
+    """Keeps as many lanes as there are slots. Who stays keeps its slot; newcomers fill the rest."""
+    num_lanes = scores.shape[0]
+    if (num_slots, num_lanes) == (1, 2):
+        return _one_of_two(scores, uniform)
+    probability = inclusion(scores, num_slots)
+    kept = _systematic(probability, uniform)
+    stays, comes = kept[:num_slots], kept[num_slots:]
+    # The r-th newcomer takes the r-th slot that is free.
+    rank_of_slot, rank_of_comer = jnp.cumsum(~stays) - 1, jnp.cumsum(comes) - 1
+    takes = ~stays[:, None] & comes[None] & (rank_of_slot[:, None] == rank_of_comer[None])
+    replaced = jnp.any(takes, axis=1)
+    source = jnp.where(replaced, num_slots + jnp.argmax(takes, axis=1), jnp.arange(num_slots))
+    chance = jnp.where(probability > 0, probability, 1.0)[source]
+    factor = jnp.where(stays | replaced, 1 / chance, 0.0)
+    # A derivative that is not a number must be seen.
+    factor = jnp.where(jnp.any(jnp.isnan(scores)), jnp.nan, factor)
+    return Kept(source, factor, replaced, num_lanes)
+
+
+def _one_of_two(scores: Float[Array, "2"], uniform: Float[Array, ""]) -> Kept:
+    old, new = scores[:1], scores[1:]
+    total = old + new
+    # An empty slot takes the newcomer even where `uniform * total` rounds up to it. NaN must be
+    # seen: it takes the slot too, and is passed on.
+    replaced = (uniform * total < new) | ((old == 0) & (new != 0))
+    chosen = jnp.where(replaced, new, old)
+    factor = jnp.where(chosen == 0, 0.0, total / jnp.where(chosen == 0, 1.0, chosen))
+    return Kept(replaced.astype(jnp.int32), factor, replaced, 2)
+
+
+def inclusion(scores: Float[Array, "L"], count: int) -> Float[Array, "L"]:
+    """`π_i = min(1, s_i / τ)` with `Σπ = count`, or 1 for all that are not zero if those are fewer.
+
+    With the t largest certain, τ is what the others add up to over `count − t`; the first t that
+    leaves no other above τ is right.
+    """
+    if scores.shape[0] > _SORTED:
+        ordered = jnp.sort(scores)[::-1]
+        above = jnp.arange(scores.shape[0])
+        rest = jnp.cumsum(ordered[::-1])[::-1]
+    else:
+        ordered = scores
+        greater = scores[None, :] > scores[:, None]
+        above = jnp.sum(greater, axis=1)
+        rest = jnp.sum(jnp.where(greater, 0.0, scores[None, :]), axis=1)
+    threshold = rest / jnp.maximum(count - above, 1)
+    # Rounding must not leave none.
+    right = (above < count) & (ordered <= threshold * (1 + 1e-6))
+    threshold = jnp.min(jnp.where(right, threshold, jnp.inf))
+    return jnp.where(scores > threshold, 1.0, scores / jnp.where(threshold > 0, threshold, 1.0))
+
+
+def several(
+    scores: Float[Array, "C"], count: int, uniform: Float[Array, ""]
+) -> tuple[Int[Array, "M"], Float[Array, "M"]]:
+    """The indices of `count` different candidates, and by what their weights are multiplied."""
+    probability = inclusion(scores, count)
+    reached = jnp.cumsum(probability) + uniform
+    points = jnp.arange(1, count + 1, dtype=reached.dtype)
+    index = jnp.minimum(jnp.searchsorted(reached, points, side="left"), scores.shape[0] - 1)
+    chance = probability[index]
+    found = (points <= reached[-1]) & (chance > 0)
+    factor = jnp.where(found, 1 / jnp.where(found, chance, 1.0), 0.0)
+    # A derivative that is not a number must be seen.
+    return index, jnp.where(jnp.any(jnp.isnan(scores)), jnp.nan, factor)
+
+
+def _systematic(probability: Float[Array, "L"], uniform: Float[Array, ""]) -> Bool[Array, "L"]:
+    reached = jnp.floor(jnp.cumsum(probability) + uniform)
+    return jnp.diff(reached, prepend=jnp.zeros(1)) > 0

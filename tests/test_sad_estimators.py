@@ -1,0 +1,355 @@
+"""Estimators: each unbiased against an exact derivative, or biased as it says; thousands of
+parameters; slots filled by different flips; and what `sad.expectation` returns.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sad_runs import QUICK
+from unbiasedness import assert_unbiased, is_caught
+
+import diffmh
+from diffmh import sad
+from diffmh.sad import estimators, thinning
+from diffmh.sad.derivative import Run
+from diffmh.sad.estimators import Runs
+
+KEY = jax.random.key(0)
+RUNS = 4_096
+THETA = jnp.array([0.4, 0.6])
+
+
+def program(theta, key):
+    """Draws of draws, a loop, a sum and a product."""
+    keys = jax.random.split(key, 3)
+    x = sad.bernoulli(keys[0], theta[0])
+    y = sad.binomial(keys[1], 3, jnp.where(x, theta[1], 0.3))
+
+    def step(z, key):
+        z = sad.bernoulli(key, theta[0] * (1 + y + z) / 6)
+        return z.astype(int), z * theta[1]
+
+    z, terms = jax.lax.scan(step, 0, jax.random.split(keys[2], 2))
+    return jnp.stack([terms.sum() + 1.0 * x * y, (1.0 + z) * y**2])
+
+
+def mean(theta):
+    total = 0.0
+    for x in (0, 1):
+        p = theta[1] if x else 0.3
+        for y in range(4):
+            chance = (theta[0] if x else 1 - theta[0]) * (
+                math.comb(3, y) * p**y * (1 - p) ** (3 - y)
+            )
+            for first in (0, 1):
+                for second in (0, 1):
+                    q = [theta[0] * (1 + y + z) / 6 for z in (0, first)]
+                    both = (q[0] if first else 1 - q[0]) * (q[1] if second else 1 - q[1])
+                    value = jnp.stack(
+                        [(first + second) * theta[1] + 1.0 * x * y, (1.0 + second) * y**2]
+                    )
+                    total = total + chance * both * value
+    return total
+
+
+EXACT = np.asarray(jax.jacobian(mean)(THETA)).T
+
+
+def found(estimator, reverse=False, this=program, theta=THETA, count=RUNS, seed=0):
+    """Each replicate's value and derivative, parameters before results."""
+    keys = jax.random.split(jax.random.key(seed), count)
+    runs = lambda keys: Runs(Run(this, theta, KEY, (), {}), keys, reverse)
+    find = jax.jit(lambda keys: estimator.find(runs(keys)), compiler_options=QUICK)
+    return find(keys)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "reverse"),
+    [
+        (sad.Alternatives(1), True),
+        (sad.Alternatives(3), True),
+        (sad.Score(), False),
+        (sad.Score(), True),
+        (sad.Combined(), False),
+    ],
+    ids=lambda part: str(part),
+)
+def test_unbiased(estimator, reverse):
+    jacobian = found(estimator, reverse).jacobian
+    assert_unbiased(np.moveaxis(np.asarray(jacobian), -1, 0), EXACT)
+
+
+def test_combined_has_no_more_variance_than_either():
+    """And its coefficients come from other replicates: fitted on the same ones it would be too
+    sure of itself.
+    """
+    result = found(sad.Combined())
+    variance = lambda jacobian: np.asarray(jacobian).var(axis=-1)
+    others = [variance(other) for other in result.others.values()]
+    assert np.all(variance(result.jacobian) < 1.05 * np.minimum(*others))
+
+
+def test_mistake_a_baseline_that_the_replicate_is_part_of(monkeypatch):
+    """Few replicates, their own result in the baseline: biased by 1/C."""
+    mean_of_all = lambda value: jnp.mean(value, axis=-1, keepdims=True)
+    few = jax.jit(
+        jax.vmap(
+            lambda key: (
+                sad.Score()
+                .find(Runs(Run(program, THETA, KEY, (), {}), jax.random.split(key, 3), False))
+                .jacobian.mean(axis=-1)
+            )
+        ),
+        compiler_options=QUICK,
+    )
+    keys = jax.random.split(KEY, 4_000)
+    assert_unbiased(few(keys), EXACT)
+    monkeypatch.setattr(estimators, "others_mean", mean_of_all)
+    jax.clear_caches()
+    assert is_caught(few(keys), EXACT)
+
+
+def test_smooth_is_right_where_the_program_is_linear_and_says_how_wrong_elsewhere():
+    linear = lambda theta, key: 3.0 * sad.binomial(key, 5, theta[0]) + theta[1]
+    report = sad.run(linear, THETA, KEY, estimator=sad.Smooth(), num_replicates=64)
+    np.testing.assert_allclose(report.gradient, [15.0, 1.0], rtol=1e-5)
+    square = lambda theta, key: (1.0 * sad.poisson(key, theta)) ** 2
+    report = sad.run(square, jnp.array(2.0), KEY, estimator=sad.Smooth(), num_replicates=4_000)
+    assert abs(report.gradient - 4.0) < 0.2  # 2λ, where it should be 1 + 2λ
+    assert "biased" in report.notes[0] and "±" in report.notes[0]
+
+
+def test_smooth_through_counts_loops_and_choices():
+    """Whole numbers pass the derivative on through sums, products, selections and loops."""
+
+    def linear(theta, key):
+        keys = jax.random.split(key, 4)
+        flags = sad.bernoulli(keys[0], theta * jnp.array([0.2, 0.5, 0.9]))
+        chosen = jnp.where(sad.bernoulli(keys[1], theta), 5.0, 1.0)
+        step = lambda n, key: (n + 2 * sad.bernoulli(key, theta), None)
+        count, _ = jax.lax.scan(step, flags.sum(), jax.random.split(keys[2], 3))
+        return count.astype(float) + chosen + jnp.where(~flags[0], 1.0, 0.0)
+
+    slopes = jax.vmap(jax.grad(sad.expectation(linear, estimator=sad.Smooth())), (None, 0))(
+        0.5, jax.random.split(KEY, 8)
+    )
+    np.testing.assert_allclose(slopes, 1.6 + 6 + 4 - 0.2, rtol=1e-5)
+
+
+def weighted(theta, key):
+    return jnp.arange(1.0, 9.0) @ sad.bernoulli(key, jnp.full(8, theta))
+
+
+def nonlinear(theta, key):
+    return (jnp.arange(1.0, 9.0) @ sad.bernoulli(key, jnp.full(8, theta))) ** 2
+
+
+def test_slots_are_filled_by_different_flips_of_one_call():
+    """With as many slots as flips nothing is thinned, and a sum has no variance at all."""
+    keys = jax.random.split(KEY, 256)
+    slopes = lambda this, k: np.asarray(
+        jax.vmap(jax.grad(sad.expectation(this, alternatives=k)), (None, 0))(0.3, keys)
+    )
+    np.testing.assert_allclose(slopes(weighted, 8), 36.0, rtol=1e-5)
+    one, four = slopes(nonlinear, 1).std(), slopes(nonlinear, 4).std()
+    assert four < 0.75 * one
+
+
+def test_inclusion_adds_up_and_thinning_is_unbiased():
+    """Exactly, over a grid of uniforms: each is kept with its probability."""
+    for scores in ([1.0, 2.0, 0.5, 4.0], [0.0, 3.0, 0.0, 0.1], [1.0, 1.0, 1.0, 1.0], [0.0] * 4):
+        scores = jnp.array(scores)
+        alive = int((scores > 0).sum())
+        np.testing.assert_allclose(thinning.inclusion(scores, 2).sum(), min(alive, 2), rtol=1e-5)
+        grid = (jnp.arange(20_000) + 0.5) / 20_000
+        kept = jax.vmap(lambda u: thinning.thin(scores, 2, u))(grid)
+        lanes = jnp.arange(4) == kept.source[..., None]
+        weight = jnp.sum(jnp.where(lanes, kept.factor[..., None], 0.0), axis=1).mean(axis=0)
+        np.testing.assert_allclose(weight, scores > 0, atol=1e-2)
+        index, factor = jax.vmap(lambda u: thinning.several(scores, 2, u))(grid)
+        weight = jnp.sum(jnp.where(jnp.arange(4) == index[..., None], factor[..., None], 0.0), 1)
+        np.testing.assert_allclose(weight.mean(axis=0), scores > 0, atol=1e-2)
+
+
+def test_a_parameter_does_not_starve_another():
+    """The first parameter's deviation whatever the units of the second."""
+
+    def two(theta, key):
+        keys = jax.random.split(key, 2)
+
+        def step(total, key):
+            key_a, key_b = jax.random.split(key)
+            a = sad.bernoulli(key_a, theta[0])
+            b = sad.bernoulli(key_b, jax.nn.sigmoid(theta[1]))
+            return total + a + b, None
+
+        total, _ = jax.lax.scan(step, 0, jax.random.split(keys[0], 10))
+        return (1.0 * total) ** 2
+
+    deviations = []
+    for unit in (1.0, 1e4):
+        scaled = lambda theta, key, unit=unit: two(theta * jnp.array([1.0, unit]), key)
+        gradient = jax.jit(
+            jax.vmap(jax.grad(sad.expectation(scaled)), (None, 0)), compiler_options=QUICK
+        )
+        slopes = gradient(jnp.array([0.4, 0.2 / unit]), jax.random.split(KEY, 2_000))
+        deviations.append(np.asarray(slopes)[:, 0].std())
+    np.testing.assert_allclose(deviations[0], deviations[1], rtol=1e-3)
+
+
+def test_one_sided_poisson_has_no_variance_on_a_sum():
+    one_sided = lambda rate, key: 1.0 * sad.poisson(key, rate, flips="one-sided")
+    slopes = jax.vmap(jax.grad(sad.expectation(one_sided)), (None, 0))(
+        2.5, jax.random.split(KEY, 64)
+    )
+    np.testing.assert_allclose(slopes, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["poisson", "geometric"])
+def test_one_sided_flips(name):
+    theta, exact = {"poisson": (1.5, 4.0), "geometric": (0.6, (0.6 - 4) / 0.6**3)}[name]
+    sampler = getattr(sad, name)
+    square = lambda theta, key: (1.0 * sampler(key, theta, flips="one-sided")) ** 2
+    gradient = jax.jit(jax.vmap(jax.grad(sad.expectation(square)), (None, 0)))
+    assert_unbiased(gradient(theta, jax.random.split(KEY, 20_000)), np.array(exact))
+    with pytest.raises(ValueError, match="one-sided"):
+        sampler(KEY, 0.5, flips="up")
+
+
+def network(theta, key, inputs):
+    """A policy of 217 parameters that acts three times."""
+
+    def act(state, key):
+        hidden = jnp.tanh(theta["w"] @ state + theta["b"])
+        action = sad.categorical(key, theta["v"] @ hidden)
+        state = jnp.roll(state, action) * 0.9 + 0.1 * inputs
+        return state, state[0]
+
+    _, rewards = jax.lax.scan(act, inputs, jax.random.split(key, 3))
+    return rewards.sum() + 0.01 * jnp.sum(theta["w"] ** 2)
+
+
+def network_mean(theta, inputs):
+    def rest(state, steps):
+        if not steps:
+            return 0.0
+        p = jax.nn.softmax(theta["v"] @ jnp.tanh(theta["w"] @ state + theta["b"]))
+        after = [jnp.roll(state, action) * 0.9 + 0.1 * inputs for action in range(3)]
+        return sum(p[a] * (after[a][0] + rest(after[a], steps - 1)) for a in range(3))
+
+    return rest(inputs, 3) + 0.01 * jnp.sum(theta["w"] ** 2)
+
+
+@pytest.mark.parametrize("estimator", [sad.Alternatives(1), sad.Score()], ids=str)
+def test_many_parameters_backward(estimator):
+    """Of a projection of the gradient on a random direction, and of some of its entries."""
+    keys = jax.random.split(KEY, 4)
+    theta = {
+        "w": 0.5 * jax.random.normal(keys[0], (24, 7)),
+        "b": 0.1 * jax.random.normal(keys[1], (24,)),
+        "v": 0.5 * jax.random.normal(keys[2], (3, 24)),
+    }
+    inputs = jnp.array([2.0, -1.0, 0.5, 1.5, -0.5, 0.0, 1.0])
+    expected = sad.expectation(network, estimator=estimator)
+    gradient = jax.vmap(jax.grad(expected), (None, 0, None))
+    flat = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]
+    exact = flat(jax.grad(network_mean)(theta, inputs))
+    direction = jax.random.normal(keys[3], exact.shape)
+    slopes = jax.jit(
+        lambda keys: jax.vmap(flat)(gradient(theta, keys, inputs)), compiler_options=QUICK
+    )(jax.random.split(KEY, 4_000))
+    assert_unbiased(slopes @ direction, np.asarray(exact @ direction))
+    assert_unbiased(slopes[:, ::20], np.asarray(exact[::20]))
+
+
+def test_what_jax_differentiates_is_differentiated_backward():
+    """`custom_vjp` functions, eigenvalues, singular values, complex numbers, before a draw."""
+
+    @jax.custom_vjp
+    def cube(x):
+        return x**3
+
+    cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
+
+    def smooth(theta):
+        matrix = theta[:4].reshape(2, 2) + jnp.diag(jnp.array([3.0, 1.0]))
+        spectrum = jnp.linalg.eigvalsh(matrix + matrix.T)
+        singular = jnp.linalg.svd(matrix, compute_uv=False)
+        return cube(theta[4]) + 0.1 * spectrum[0] + 0.1 * singular[1] + jnp.exp(1j * theta[5]).real
+
+    def this(theta, key):
+        p = jax.nn.sigmoid(smooth(theta) - 1)
+        return 2.0 * sad.bernoulli(key, p) + smooth(theta)
+
+    theta = jnp.linspace(0.1, 0.9, 20)
+    exact = jax.grad(lambda t: 2 * jax.nn.sigmoid(smooth(t) - 1) + smooth(t))(theta)
+    slope = jax.grad(sad.expectation(this))(theta, KEY)
+    np.testing.assert_allclose(slope, exact, rtol=1e-4)
+
+
+def test_a_while_loop_keeps_the_forward_mode_and_says_so():
+    def this(theta, key):
+        def step(state):
+            n, key = state
+            key, key_stop = jax.random.split(key)
+            return n + 1 + 9 * sad.bernoulli(key_stop, theta[0]), key
+
+        n, _ = jax.lax.while_loop(lambda state: state[0] < 3, step, (0, key))
+        return 1.0 * n + theta.sum()
+
+    with pytest.warns(UserWarning, match="while_loop"):
+        slope = jax.grad(sad.expectation(this))(jnp.full(17, 0.3), KEY)
+    assert np.all(slope[1:] == 1.0)
+
+
+def test_second_derivatives_are_refused_backward():
+    expected = sad.expectation(lambda theta, key: jnp.sum(theta**2) * sad.bernoulli(key, 0.5))
+    with pytest.raises(diffmh.NotDifferentiable, match="second derivative"):
+        jax.grad(lambda theta: jnp.sum(jax.grad(expected)(theta, KEY)))(jnp.ones(20))
+
+
+def test_the_same_kind_of_object_as_the_core():
+    """`.run`, `per_chain`, `compose`; keyword arguments; and one run per call."""
+    moments = lambda p, key: jnp.stack([1.0 * sad.binomial(key, 4, p)]) ** jnp.array([1.0, 2.0])
+    expected = sad.expectation(moments, num_replicates=2_000)
+    assert isinstance(expected, type(diffmh.compose(lambda p, m: m, expected)).__mro__[1])
+    np.testing.assert_array_equal(expected(0.3, KEY), moments(0.3, KEY))
+    assert expected.per_chain(0.3, KEY).shape == (2_000, 2)
+    variance = diffmh.compose(lambda p, m: m[1] - m[0] ** 2, expected)
+    report = variance.run(0.3, KEY)
+    assert abs(report.value - 0.84) < 5 * report.value_error
+    assert abs(report.gradient - 1.6) < 5 * report.gradient_error
+    value, slope = jax.value_and_grad(variance)(0.3, KEY)
+    np.testing.assert_allclose(value, report.value, rtol=1e-4)
+    assert abs(slope - 1.6) < 5 * report.gradient_error
+    scaled = sad.expectation(lambda p, key, *, scale: scale * sad.bernoulli(key, p))
+    assert jax.grad(scaled)(0.3, KEY, scale=3.0) == 3.0
+
+
+def test_the_report_says_what_each_would_have_had():
+    report = sad.run(program, THETA, KEY, num_replicates=256)
+    assert isinstance(report, diffmh.Report)
+    assert "alternatives alone" in str(report) and "score alone" in str(report)
+    assert "256 replicates" in str(report)
+
+
+def test_a_draw_that_cannot_go_the_other_way_has_no_score():
+    """At p = 0 the score knows nothing of the derivative; the report says that they disagree."""
+    for count in (64, 1024):
+        report = sad.run(lambda p, key: 1.0 * sad.bernoulli(key, p), 0.0, KEY, num_replicates=count)
+        assert report.gradient == 1.0 and "score" in report.warnings[0]
+
+
+def test_wrong_estimators_are_refused():
+    with pytest.raises(TypeError, match=r"sad\.Score"):
+        sad.expectation(program, estimator=diffmh.Score())
+    with pytest.raises(ValueError, match="num_alternatives"):
+        sad.Alternatives(0)
+    coin = sad.Sampler(lambda u, p: u < p, lambda b, p, dp: [(~b, dp[0])], (0,))
+    with pytest.raises(diffmh.NotDifferentiable, match="log_prob"):
+        sad.run(lambda p, key: 1.0 * coin(key, p), 0.3, KEY, estimator=sad.Score())
+    with pytest.raises(diffmh.NotDifferentiable, match="mean"):
+        sad.run(lambda p, key: 1.0 * coin(key, p), 0.3, KEY, estimator=sad.Smooth())
