@@ -289,3 +289,20 @@ def test_refusals():
     with pytest.raises(ValueError, match="reflects Gaussian steps"):
         expectation = diffmh.expectation(f, kernel, init=0, num_samples=2)
         jax.grad(expectation)(0.5, jax.random.key(0))
+
+
+def test_jumps_are_refused_where_states_move():
+    """A pathwise derivative does not see a jump: a bound of the support, an indicator."""
+
+    def grad(density, f):
+        walk = lambda theta: diffmh.GaussianWalk(theta)
+        kernel = diffmh.MetropolisHastings(density, walk)
+        expectation = diffmh.expectation(f, kernel, init=0.5, num_samples=2)
+        return jax.grad(expectation)(0.5, jax.random.key(0))
+
+    normal, one_sided = (lambda s, x: -0.5 * x**2), (lambda s, x: jnp.where(x > 0, -x, -jnp.inf))
+    with pytest.raises(diffmh.NotDifferentiable, match="`log_density` jumps in x"):
+        grad(one_sided, lambda s, x: x)
+    with pytest.raises(diffmh.NotDifferentiable, match="`f` jumps in x"):
+        grad(normal, lambda s, x: 1.0 * (x > 0))
+    assert np.isfinite(grad(normal, lambda s, x: jnp.where(x > 0, x, 0.0)))

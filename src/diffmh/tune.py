@@ -23,6 +23,7 @@ def tune(
     *args: Any,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
     objective: Callable[..., Array] | None = None,
+    lag: int = 1,
     num_samples: int = 500,
     burn_in: int = 50,
     num_chains: int = 64,
@@ -38,11 +39,13 @@ def tune(
       `MetropolisHastings(log_density, lambda theta: GaussianWalk(theta))` or
       `Langevin(log_density, lambda theta: theta)`.
     - `theta`: where to begin.
-    - `objective`: `objective(theta, x_earlier, x, *args)` of two successive states, whose mean is
-      made as large as possible. If left out: `log det E[(x' − x)(x' − x)ᵀ]`, the jumps of the
+    - `objective`: `objective(theta, x_earlier, x, *args)` of two states, whose mean is made as
+      large as possible. If left out: `log det E[(x' − x)(x' − x)ᵀ]`, the jumps of the
       flattened state. It does not depend on the state's units, so that the proposal takes on the
       shape of the target; in one dimension it is the squared jump distance, whose maximum is the
       minimum of the autocovariance.
+    - `lag`: how many steps apart the two states are. A proposal that leaps to and fro jumps far at
+      every step and gets nowhere; at a larger lag it is seen not to.
     - `optimizer`: an `optax` optimiser; Adam with a rate of 0.02 that decays to 0.002 if left out.
     - `init`, `num_samples`, `burn_in`, `num_chains`: the chains of each iteration.
 
@@ -70,7 +73,7 @@ def tune(
         num_samples=num_samples,
         burn_in=burn_in,
         num_chains=num_chains,
-        lag=1,
+        lag=_validate.count(lag, "tune(lag=...)"),
     )
     score = compose(_log_volume, observed) if objective is None else observed
     if optimizer is None:
