@@ -241,9 +241,9 @@ def what_pays(estimator: Combined, runs: Runs, pilot: Found) -> Estimator:
     cost["score"], cost["score with a fitted baseline"] = 1.0 + tangents, 1.3 * (1 + tangents)
     variance = {name: jnp.var(j, axis=-1) for name, j in pilot.others.items()}
     variance["combined"] = jnp.var(pilot.jacobian, axis=-1)
-    # Each parameter and result in units of the best that is known of it.
+    # Each parameter and result in units of the best that is known of it, and the middle one.
     least = functools.reduce(jnp.minimum, variance.values())
-    relative = lambda v: jnp.mean(jnp.where(least > 0, v / jnp.where(least > 0, least, 1.0), 1.0))
+    relative = lambda v: jnp.median(jnp.where(least > 0, v / jnp.where(least > 0, least, 1.0), 1.0))
     effort = {name: float(relative(v)) * cost[name] for name, v in variance.items()}
     best = min(effort, key=lambda name: effort[name])
     estimators = {"combined": estimator, "alternatives": Alternatives(slots), "score": Score()}
