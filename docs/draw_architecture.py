@@ -1,6 +1,7 @@
-"""Draws docs/architecture.md's picture from the imports of the code: `python docs/draw_architecture.py`.
+"""Draws the picture of docs/architecture.md from the imports of the code.
 
-With `--check` it only says whether the picture is that of the code.
+`python docs/draw_architecture.py` writes it there; with `--check` it only says whether the picture
+is that of the code.
 """
 
 from __future__ import annotations

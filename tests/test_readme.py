@@ -28,3 +28,7 @@ def test_code_of_the_readme():
     assert (
         abs(value - report.value[0]) < value_error and abs(slope - report.gradient[0]) < slope_error
     )
+    samples = re.search(r"effective samples ([\d,]+)", README)
+    assert samples is not None
+    entropy = names["entropy"].run(0.4, jax.random.key(0))
+    assert abs(float(samples[1].replace(",", "")) / entropy.effective_samples - 1) < 0.01

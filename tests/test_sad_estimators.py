@@ -344,7 +344,7 @@ def test_a_draw_that_cannot_go_the_other_way_has_no_score():
 
 
 def test_wrong_estimators_are_refused():
-    with pytest.raises(TypeError, match="sad.Score"):
+    with pytest.raises(TypeError, match=r"sad\.Score"):
         sad.expectation(program, estimator=diffmh.Score())
     with pytest.raises(ValueError, match="num_alternatives"):
         sad.Alternatives(0)

@@ -115,7 +115,7 @@ def test_marker_on_what_is_not_linear(use):
 
 def test_plain_differentiation_of_a_program():
     program = lambda p, key: 2.0 * sad.bernoulli(key, p)
-    with pytest.raises(diffmh.NotDifferentiable, match="`sad.expectation\\(program\\)` instead"):
+    with pytest.raises(diffmh.NotDifferentiable, match=r"`sad\.expectation\(program\)` instead"):
         jax.grad(program)(0.4, KEY)
 
 

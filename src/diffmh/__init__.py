@@ -5,6 +5,7 @@ from . import plots as plots
 from . import sad as sad
 from ._continuity import continuous as continuous
 from ._validate import NotDifferentiable as NotDifferentiable
+from .adapt import adapt as adapt
 from .alternatives import Transition as Transition
 from .check import check as check
 from .compose import compose as compose
@@ -34,9 +35,15 @@ from .kernel import Kernel as Kernel
 from .kernel import State as State
 from .kernel import Step as Step
 from .kernel import Update as Update
+from .kernels import BlockGibbs as BlockGibbs
 from .kernels import Cycle as Cycle
+from .kernels import Gibbs as Gibbs
+from .kernels import Hamiltonian as Hamiltonian
+from .kernels import Langevin as Langevin
 from .kernels import MetropolisHastings as MetropolisHastings
+from .kernels import Mixture as Mixture
 from .kernels import Repeat as Repeat
+from .kernels import Sweep as Sweep
 from .optimise import Ascent as Ascent
 from .optimise import optimise as optimise
 from .parameters import Parameters as Parameters
@@ -54,6 +61,7 @@ from .proposals import TransitionMatrix as TransitionMatrix
 from .report import Report as Report
 from .trace import Trace as Trace
 from .trace import trace as trace
+from .tune import tune as tune
 from .values import Value as Value
 
 __version__ = "0.1.0"

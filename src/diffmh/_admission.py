@@ -18,6 +18,7 @@ from . import _validate
 from ._continuity import Jump, moving_jumps
 from ._lowering import compat
 from ._validate import NotDifferentiable
+from .kernel import moves_with_theta
 from .parameters import jacobian
 from .simulation import Simulation, flatten, run
 
@@ -69,7 +70,8 @@ def admit(
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, places))
     f_depends_on_theta = compat.depends_on(f, theta, places)
-    if not f_depends_on_theta and not _density_depends_on_theta(simulation, theta, x, args):
+    depends = f_depends_on_theta or moves_with_theta(simulation.kernel)
+    if not depends and not _density_depends_on_theta(simulation, theta, x, args):
         raise ValueError(
             "`log_density` does not depend on `theta` in a way that moves the distribution of x"
             " smoothly, and `f` does not"
@@ -129,19 +131,39 @@ def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
     may.
     """
     seen = {id(update.target): update for update in simulation.kernel.updates()}
+    moves = moves_with_theta(simulation.kernel)
     found: list[Jump] = []
     for update in seen.values():
         density = lambda theta, x, update=update: update.log_density(theta, x, *args)
-        found += moving_jumps(density, theta, x)
+        found += moving_jumps(density, theta, x, moves)
+    if moves:
+        found += _jumps_of_f(simulation, theta, x, args)
     for jump in found:
         if jump.certain:
             raise NotDifferentiable(
-                f"`log_density` jumps in x at a place that depends on theta (`{jump.primitive}` at"
-                f" {jump.where}): the derivative of where it jumps would be lost. Write x in units"
+                f"`log_density` jumps in x at a place that depends on theta, or x itself does"
+                f" (`{jump.primitive}` at {jump.where}): the derivative of where it jumps would be"
+                " lost. Write x in units"
                 " in which the place is fixed (a support (0, 1) scaled by theta), or vouch for"
                 " what is continuous with `diffmh.continuous(function)`."
             )
     return tuple(found)
+
+
+def _jumps_of_f(simulation, theta, x, args) -> list[Jump]:
+    """Where states move with θ, what f jumps by is lost as well."""
+    places = (x, x) if simulation.lag else (x,)
+    f = lambda theta, places: simulation.f(theta, *places, *args)
+    found = moving_jumps(f, theta, places, True)
+    for jump in found:
+        if jump.certain:
+            raise NotDifferentiable(
+                f"`f` jumps in x (`{jump.primitive}` at {jump.where}), and this kernel's moves"
+                " depend on theta: the derivative of when x passes the jump would be lost. Make f"
+                " continuous, take a kernel whose moves don't depend on theta, or vouch for what is"
+                " continuous with `diffmh.continuous(function)`."
+            )
+    return found
 
 
 def _check_densities(simulation, theta, x, args) -> None:

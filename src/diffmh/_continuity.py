@@ -67,8 +67,11 @@ def continuous(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return jax.jit(vouched)
 
 
-def moving_jumps(function: Callable[..., Any], theta: PyTree, x: PyTree) -> list[Jump]:
-    """The jumps of `function(theta, x)` in continuous x whose place depends on theta.
+def moving_jumps(
+    function: Callable[..., Any], theta: PyTree, x: PyTree, x_moves: bool = False
+) -> list[Jump]:
+    """The jumps of `function(theta, x)` in continuous x whose place depends on theta; or all of
+    them, where x itself moves with theta.
 
     Arguments may be pytrees of `jax.ShapeDtypeStruct`.
     """
@@ -79,7 +82,9 @@ def moving_jumps(function: Callable[..., Any], theta: PyTree, x: PyTree) -> list
     program, _ = compat.program(function, theta, x, differentiated=False)
     count = len(jax.tree.leaves(theta))
     with jax.ensure_compile_time_eval():
-        return _find(program, set(program.inputs[:count]), set(_floats(program.inputs[count:])))
+        by_x = set(_floats(program.inputs[count:]))
+        by_theta = set(program.inputs[:count]) | (by_x if x_moves else set())
+        return _find(program, by_theta, by_x)
 
 
 def _floats(variables: Any) -> list[Variable]:

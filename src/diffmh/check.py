@@ -103,11 +103,13 @@ def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: 
     )
     updates = [update for update in kernel.updates() if isinstance(update, MetropolisHastings)]
     try:
+        updates = [update.bound(theta, *args) for update in updates]
         _admission.admit(simulation, theta, key, args)
         _admission.check_start(simulation, theta, key, args)
         x = jax.tree.map(lambda leaf: leaf[..., 0], simulation.starts(key))
         for update in updates:
-            update.proposal.refuse_start(jax.tree.map(np.asarray, x))
+            proposal = update.proposal_at(theta, *args)
+            proposal.refuse_start(jax.tree.map(np.asarray, x))
     except (TypeError, ValueError) as error:
         return Findings((Finding("density or proposal", False, str(error)),))
     seen = "a finite scalar at the start, and it depends on theta"

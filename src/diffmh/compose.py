@@ -25,7 +25,8 @@ class Composition(Differentiable):
         self.num_chains = expectations[0].num_chains
 
     def __repr__(self) -> str:
-        return f"Composition({getattr(self.phi, '__name__', self.phi)}, {', '.join(map(repr, self.expectations))})"
+        name = getattr(self.phi, "__name__", self.phi)
+        return f"Composition({name}, {', '.join(map(repr, self.expectations))})"
 
     def per_chain(self, theta, key=None, *args):
         values = [e.per_chain(theta, key, *args) for e, key in self._with_keys(key)]
@@ -83,8 +84,10 @@ def compose(phi: Callable[..., PyTree], *expectations: Differentiable) -> Compos
     expectations get independent keys; one gets the key itself.
 
     >>> import jax, diffmh
-    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x / theta) ** 2, diffmh.GaussianWalk(2.38))
-    >>> moments = diffmh.expectation(lambda theta, x: (x, x**2), normal, init=0.0, num_samples=2_000, burn_in=50, num_chains=64)
+    >>> density = lambda theta, x: -0.5 * (x / theta) ** 2
+    >>> normal = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.38))
+    >>> length = dict(num_samples=2_000, burn_in=50, num_chains=64)
+    >>> moments = diffmh.expectation(lambda theta, x: (x, x**2), normal, init=0.0, **length)
     >>> variance = diffmh.compose(lambda theta, m: m[1] - m[0] ** 2, moments)
     >>> value, gradient = jax.value_and_grad(variance)(1.0, jax.random.key(0))
     >>> abs(float(value) - 1) < 0.1, abs(float(gradient) - 2) < 0.5     # θ² and 2θ

@@ -30,8 +30,9 @@ class Silent(eqx.Module):
 
 
 class Counts(eqx.Module):
-    """Sums over the steps of one chain, the largest weight met, and which leaves of the state have
-    moved. A slot's step counts as a step of its own. `origin` is f at the start.
+    """Sums over the steps of one chain, the largest weight met, the largest derivative that a state
+    had (where states carry one), and which leaves of the state have moved. A slot's step counts as
+    a step of its own. `origin` is f at the start.
     """
 
     decisions: Int[Array, "*C"]
@@ -44,6 +45,7 @@ class Counts(eqx.Module):
     recoupled: Int[Array, "*C"]
     weight_born: Float[Array, "*C"]
     max_weight: Float[Array, "*C"]
+    max_tangent: Float[Array, "*C"]
     moved: tuple[Bool[Array, "*C"], ...]
     origin: Float[Array, "F *C"]
 
@@ -52,7 +54,7 @@ class Counts(eqx.Module):
         count, size, no = jnp.zeros((), int), jnp.zeros(()), jnp.zeros((), bool)
         moved = (no,) * num_leaves
         return Counts(
-            count, count, count, count, count, count, count, count, size, size, moved, origin
+            count, count, count, count, count, count, count, count, size, size, size, moved, origin
         )
 
     def note(self, step: Step, events: Events | None) -> Counts:
@@ -61,7 +63,9 @@ class Counts(eqx.Module):
             self.moved, jax.tree.leaves(step.before.x), jax.tree.leaves(step.after.x), strict=True
         )
         counts = dataclasses.replace(
-            self, moved=tuple(moved | jnp.any(old != new) for moved, old, new in changed)
+            self,
+            moved=tuple(moved | jnp.any(old != new) for moved, old, new in changed),
+            max_tangent=self._largest_tangent(step),
         )
         for decision in step.decisions:
             if isinstance(decision, Acceptance):
@@ -80,6 +84,12 @@ class Counts(eqx.Module):
             recoupled=counts.recoupled + jnp.sum(events.recoupled),
             weight_born=counts.weight_born + events.score.astype(counts.weight_born.dtype),
         )
+
+    def _largest_tangent(self, step: Step) -> Float[Array, ""]:
+        largest = self.max_tangent
+        for leaf in jax.tree.leaves(step.after.tangent):
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(largest.dtype))
+        return largest
 
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""

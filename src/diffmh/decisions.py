@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ._inversion import index_from_uniform
 from .values import Value
 
 Weights = Literal["two-sided", "one-sided"]
@@ -241,6 +242,16 @@ class Categorical(Decision):
     def flipped(self, candidate):
         value, draw = candidate // self.count, candidate % self.count
         return jnp.where(_one(draw, self.drawn.shape), value.astype(self.drawn.dtype), self.drawn)
+
+    def nearest(self, other: Categorical, uniforms: Float[Array, "2"]) -> Int[Array, ""]:
+        """One draw of these probabilities that is the other's draw as often as it can be (maximal
+        coupling): kept with probability `min(1, p/p_other)`, else drawn from the residual.
+        """
+        p, q = self.probabilities, other.probabilities
+        at_drawn = lambda array: jnp.sum(jnp.where(other._here, array, 0.0), axis=0)
+        keep = uniforms[0] * at_drawn(q) < at_drawn(p)
+        drawn = index_from_uniform(jnp.maximum(p - q, 0.0), uniforms[1])
+        return jnp.where(keep, other.drawn, drawn.astype(other.drawn.dtype))
 
     def score(self):
         slope = jnp.sum(jnp.where(self._here, self._slope, 0.0), axis=1)

@@ -174,8 +174,10 @@ def expectation(
     are not finite at the start.
 
     >>> import jax, diffmh
-    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
-    >>> mean = diffmh.expectation(lambda theta, x: x, normal, init=0.0, num_samples=2_000, burn_in=50, num_chains=64)
+    >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
+    >>> normal = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.38))
+    >>> length = dict(num_samples=2_000, burn_in=50, num_chains=64)
+    >>> mean = diffmh.expectation(lambda theta, x: x, normal, init=0.0, **length)
     >>> value, gradient = jax.value_and_grad(mean)(0.5, jax.random.key(0))
     >>> round(float(value), 1), round(float(gradient), 1)                # exactly 0.5 and 1
     (0.5, 1.0)

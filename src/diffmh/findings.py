@@ -13,6 +13,9 @@ from jaxtyping import Float, PyTree
 from .counts import Watch
 from .simulation import Outcome
 
+# No state's derivative is as large as this unless it grows from step to step.
+_EXPLODED = 1e6
+
 
 class Finding(eqx.Module):
     """What one simulation's counts say."""
@@ -23,6 +26,7 @@ class Finding(eqx.Module):
     alive_fraction: float
     max_weight: float
     weight_share: float
+    max_tangent: float
     tie_share: float
     never_born: bool
     never_moved: tuple[int, ...]
@@ -55,15 +59,24 @@ class Finding(eqx.Module):
                 f"part {leaf} of the state never moved in any chain: no kernel proposes to change"
                 " it, or none of its proposals was accepted."
             )
+        # NaN and infinity too.
+        if not self.max_tangent < _EXPLODED:
+            yield (
+                f"the derivative of a state by theta grew to {self.max_tangent:.2g}: the moves are"
+                " chaotic, and the gradient, though unbiased, is lost in noise. Take fewer or"
+                " smaller leapfrog steps, or a kernel whose moves don't depend on theta."
+            )
         yield from self._of_alternatives()
         if np.nanmin(np.append(self.effective_samples, np.inf)) < 5 * self.num_chains:
-            yield "there are fewer than 5 effective samples per chain: run longer, or propose better."
+            yield (
+                "there are fewer than 5 effective samples per chain: run longer, or propose better."
+            )
 
     def _of_alternatives(self) -> Iterable[str]:
         if self.tie_share > 1e-4 and self.estimator == "Score":
             yield (
-                f"{self.tie_share:.1%} of the decisions were exact ties, log r = 0, whose derivative"
-                " no score sees: `Score()` has no unbiased answer here. Use"
+                f"{self.tie_share:.1%} of the decisions were exact ties, log r = 0, whose"
+                " derivative no score sees: `Score()` has no unbiased answer here. Use"
                 " `StochasticDerivative()`."
             )
         if self.never_born:
@@ -127,6 +140,7 @@ def find(outcome: Outcome) -> Finding:
         alive_fraction=float(alive / counts.slot_steps.sum()) if has_slots else math.nan,
         max_weight=float(counts.max_weight.max()) if has_slots else math.nan,
         weight_share=float(share),
+        max_tangent=float(counts.max_tangent.max()),
         tie_share=float(counts.ties.sum() / max(1.0, counts.decisions.sum())),
         never_born=bool(has_slots and counts.born.sum() == 0),
         never_moved=tuple(i for i, moved in enumerate(counts.moved) if not moved.any()),

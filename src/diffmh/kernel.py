@@ -156,6 +156,13 @@ class Update(Kernel):
         """
         return False
 
+    @property
+    def has_own_parameters(self) -> bool:
+        """Whether θ may hold parameters of its moves (a step size), which its stationary
+        distribution does not see.
+        """
+        return False
+
     def start(self, parameters: Parameters, x: PyTree) -> State:
         return State(x)
 

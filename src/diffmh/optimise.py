@@ -78,9 +78,11 @@ def optimise(
 
     >>> import jax, optax, diffmh
     >>> from diffmh.models import mixture
-    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=500, burn_in=20, num_chains=8)
+    >>> length = dict(num_samples=500, burn_in=20, num_chains=8)
+    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, **length)
     >>> entropy = diffmh.compose(lambda h, p: mixture.entropy(p), p)
-    >>> path = diffmh.optimise(entropy, 2.0, jax.random.key(0), optimizer=optax.adam(0.1), num_iterations=30, maximise=True)
+    >>> adam = dict(optimizer=optax.adam(0.1), num_iterations=30)
+    >>> path = diffmh.optimise(entropy, 2.0, jax.random.key(0), **adam, maximise=True)
     >>> path.value.shape, abs(float(path.average) - 1.0) < 0.5
     ((30,), True)
     """

@@ -39,7 +39,7 @@ class Report(eqx.Module):
     its leaves a pytree like `theta`, with shape `(*leaf of f, *leaf of theta)`, as `jax.jacobian`
     does. Errors are standard errors over the chains.
 
-    - `acceptance_rate`: accepted decisions.
+    - `acceptance_rate`: accepted decisions; NaN where there are none (Gibbs).
     - `recoupling_time`: mean number of steps for which an alternative lives before it meets the
       primal.
     - `alive_fraction`: how much of the time a slot holds a living alternative.
@@ -93,8 +93,10 @@ class Report(eqx.Module):
         lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
         facts = []
         if not math.isnan(self.acceptance_rate):
+            facts.append(f"accepted {self.acceptance_rate:.1%}")
+        if facts or not math.isnan(self.alive_fraction):
             least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
-            facts = [f"accepted {self.acceptance_rate:.1%}", f"effective samples {least:,.0f}"]
+            facts.append(f"effective samples {least:,.0f}")
         if not math.isnan(self.alive_fraction):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
             facts.append(f"alternative alive {self.alive_fraction:.0%}")

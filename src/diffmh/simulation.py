@@ -211,8 +211,8 @@ class Loop(eqx.Module):
         simulation = self.simulation
         kernel, lag, for_steps = simulation.kernel, simulation.lag, self._for_steps(parameters)
         tangent = None
-        if for_steps.differentiate and moves_with_theta(kernel):
-            floats = eqx.filter(x, eqx.is_inexact_array)
+        floats = eqx.filter(x, eqx.is_inexact_array)
+        if for_steps.differentiate and moves_with_theta(kernel) and jax.tree.leaves(floats):
             tangent = jax.tree.map(
                 lambda leaf: jnp.zeros((parameters.size, *leaf.shape), leaf.dtype), floats
             )

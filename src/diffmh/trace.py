@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import not_differentiable
+from .decisions import Acceptance
 from .estimators import StochasticDerivative
 from .kernel import Kernel
 from .simulation import Chain, Loop, Simulation
@@ -27,7 +28,7 @@ class Trace(eqx.Module):
       `alive`.
     - `weight`: the alternatives' weights, a pytree like `theta` with axes `(n, K, *leaf)`.
     - `accepted`: the share of the step's decisions that was accepted (0 or 1 for a kernel that
-      makes one).
+      makes one); NaN where it has none to accept (Gibbs).
     - `alive`, `born`, `recoupled`: by step and slot: an alternative is there; it is a new one; one
       met the primal.
     """
@@ -51,9 +52,10 @@ class _Record(eqx.Module):
     recoupled: Bool[Array, "K"]
 
     def note(self, step, events) -> _Record:
+        made = [decision for decision in step.decisions if isinstance(decision, Acceptance)]
         return _Record(
-            self.decisions + sum(decision.count for decision in step.decisions),
-            self.accepted + sum(jnp.sum(decision.outcome) for decision in step.decisions),
+            self.decisions + sum(decision.count for decision in made),
+            self.accepted + sum(jnp.sum(decision.accepted) for decision in made),
             self.born | events.born,
             self.recoupled | events.recoupled,
         )
@@ -75,7 +77,8 @@ def trace(
     averages over.
 
     >>> import jax, diffmh
-    >>> normal = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(2.38))
+    >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
+    >>> normal = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.38))
     >>> path = diffmh.trace(normal, 0.5, jax.random.key(0), init=0.0, num_steps=200)
     >>> path.primal.shape, path.alternative.shape, path.weight.shape
     ((200,), (200, 1), (200, 1))

@@ -5,8 +5,8 @@ Per chain (or run of a program) there are K *slots*, each with at most one alter
 contributes to the derivative is `φ̇ + Σ_k W_k (φ_k − φ)`.
 
 Pruning thins candidates of weights `w_i` and scores `s_i` to one without bias: keep `i` with
-probability `s_i / Σs` and weight `w_i Σs / s_i`. A score may look at anything but a direction dθ, so
-that everything is linear in it; only `s_i > 0` wherever `w_i ≠ 0` is asked of it.
+probability `s_i / Σs` and weight `w_i Σs / s_i`. A score may look at anything but a direction dθ:
+then everything is linear in it; only `s_i > 0` wherever `w_i ≠ 0` is asked of it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from ..proposals import Coupling as Coupling
 from .coupling import NoiseCoupling as NoiseCoupling
 from .coupling import couple as couple
 from .coupling import coupling_noise as coupling_noise
+from .coupling import draw_one as draw_one
 from .default import best_coupling as best_coupling
 from .default import refuse_mismatch as refuse_mismatch
 from .gradient import GradientCommonRandomNumbers as GradientCommonRandomNumbers

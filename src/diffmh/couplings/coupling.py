@@ -62,6 +62,11 @@ def coupling_noise(
     return jax.random.split(own, num_steps)
 
 
+def draw_one(coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
+    """One step's worth of `coupling_noise`."""
+    return jax.tree.map(lambda leaf: leaf[0], coupling_noise(coupling, proposal, key, x, 1))
+
+
 def couple(
     coupling: Coupling,
     proposal: Proposal,

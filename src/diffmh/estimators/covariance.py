@@ -8,7 +8,6 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..kernel import moves_with_theta
 from .estimator import Estimator, Observation
 
 
@@ -52,10 +51,10 @@ class Covariance(Estimator):
                 f"`Covariance()` is blind to functions of successive states, got lag={lag}: use"
                 " `StochasticDerivative()`."
             )
-        if moves_with_theta(kernel):
+        if any(update.has_own_parameters for update in kernel.updates()):
             raise ValueError(
-                "`Covariance()` is blind to parameters of the proposal, and this kernel's moves"
-                " depend on theta: use `StochasticDerivative()`."
+                "`Covariance()` is blind to parameters of the proposal, and this kernel's proposal"
+                " or step is a function of theta: use `StochasticDerivative()`."
             )
 
     def start(self, at):

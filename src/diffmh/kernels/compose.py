@@ -1,15 +1,18 @@
-"""Kernels of kernels: in turn, and again and again."""
+"""Kernels of kernels: in turn, over sites, again and again, and one of several at random."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _validate
+from .._inversion import index_from_uniform
 from ..kernel import Kernel
 
 
@@ -18,8 +21,8 @@ class Cycle(Kernel):
     Metropolis-within-Gibbs.
 
     Decisions, births and recouplings of alternatives happen at every update; `f` is evaluated once
-    per cycle. Kernels that differ only in arrays (the site that they move) are run by one loop, so a
-    long sweep compiles quickly.
+    per cycle. Kernels that differ only in arrays (the site that they move) are run by one loop, so
+    that a long sweep compiles quickly.
 
     >>> import diffmh
     >>> density = lambda theta, x: -0.5 * (x["a"] - theta) ** 2 - 0.5 * (x["b"] - x["a"]) ** 2
@@ -102,6 +105,133 @@ class Repeat(Kernel):
 
     def forgetful(self):
         return Repeat(self.kernel.forgetful(), self.num_steps)
+
+
+class Sweep(Kernel):
+    """`Sweep(kernel_at, n)` runs the kernels `kernel_at(0), ..., kernel_at(n − 1)` in turn as one
+    step: a systematic sweep over sites, compiled once for all of them.
+
+    `kernel_at(site)` makes the kernel of a site, a traced integer; all sites must have kernels of
+    one form.
+
+    Refused: kernels of whose parts the number depends on the site.
+
+    >>> import jax, jax.numpy as jnp, diffmh
+    >>> potts = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])
+    >>> sweep = diffmh.Sweep(lambda i: diffmh.Gibbs(potts, lambda z: z[i], 3), 100)
+    >>> agree = lambda theta, z: jnp.mean(z[1:] == z[:-1])
+    >>> mean = diffmh.expectation(agree, sweep, init=jnp.zeros(100, int), num_samples=5)
+    >>> slope = jax.grad(mean)(0.5, jax.random.key(0))
+    """
+
+    kernel_at: Callable[[Int[Array, ""]], Kernel]
+    num_sites: int = eqx.field(static=True)
+
+    def __init__(self, kernel_at: Callable[[Int[Array, ""]], Kernel], num_sites: int):
+        name = "Sweep(kernel_at, num_sites)"
+        self.kernel_at = _validate.function(kernel_at, name, "kernel_at", "site -> kernel")
+        self.num_sites = _validate.count(num_sites, "Sweep(num_sites=...)")
+        _validate.instance(self._at(0), Kernel, name, "kernel_at(0)")
+
+    def _at(self, site: int | Int[Array, ""]) -> Kernel:
+        return self.kernel_at(jnp.asarray(site))
+
+    def updates(self):
+        return self._at(0).updates()
+
+    def start(self, parameters, x):
+        return self._at(0).start(parameters, x)
+
+    def distribute(self, make, key):
+        keys = jax.random.split(key, self.num_sites)
+        each = lambda site, key: self._at(site).distribute(make, key)
+        return jax.vmap(each, out_axes=1)(jnp.arange(self.num_sites), keys)
+
+    def fold(self, advance, carry, noise):
+        def body(carry, one):
+            site, site_noise = one
+            return self._at(site).fold(advance, carry, site_noise), None
+
+        return jax.lax.scan(body, carry, (jnp.arange(self.num_sites), noise))[0]
+
+    def forgetful(self):
+        return Sweep(lambda site: self.kernel_at(site).forgetful(), self.num_sites)
+
+
+class Mixture(Kernel):
+    """`Mixture(first, second, ..., probabilities)` runs one of the kernels at each step, drawn with
+    the given probabilities (equal ones if left out); an alternative always runs the same one.
+
+    A kernel that moves far may so be mixed with one under which chains meet.
+
+    Every kernel is computed at each step, and the drawn one's result is taken.
+
+    Refused: probabilities that are not one positive number for each kernel, with sum 1.
+
+    >>> import diffmh
+    >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
+    >>> walk = lambda scale: diffmh.MetropolisHastings(density, diffmh.GaussianWalk(scale))
+    >>> both = diffmh.Mixture(walk(0.5), walk(5.0), probabilities=(0.75, 0.25))
+    """
+
+    kernels: tuple[Kernel, ...]
+    probabilities: Float[Array, "n"]
+
+    def __init__(self, *kernels: Any, probabilities: Sequence[float] | Array | None = None):
+        if kernels and probabilities is None and not isinstance(kernels[-1], Kernel):
+            kernels, probabilities = kernels[:-1], kernels[-1]
+        if not kernels:
+            raise ValueError("`Mixture(...)` needs at least one kernel, got none.")
+        for kernel in kernels:
+            _validate.instance(kernel, Kernel, "Mixture(...)", "kernel")
+        self.kernels = sharing_memory(tuple(kernels))
+        if probabilities is None:
+            probabilities = [1 / len(kernels)] * len(kernels)
+        self.probabilities = _checked_probabilities(probabilities, len(kernels))
+
+    def updates(self):
+        return tuple(update for kernel in self.kernels for update in kernel.updates())
+
+    def start(self, parameters, x):
+        return self.kernels[0].start(parameters, x)
+
+    def distribute(self, make, key):
+        key_choice, *keys = jax.random.split(key, len(self.kernels) + 1)
+        own = zip(self.kernels, keys, strict=True)
+        noise = tuple(kernel.distribute(make, key) for kernel, key in own)
+        num_steps = jax.tree.leaves(noise)[0].shape[0]
+        return jax.random.uniform(key_choice, (num_steps,)), noise
+
+    def fold(self, advance, carry, noise):
+        uniform, kernel_noise = noise
+        branches = [
+            lambda carry, noise, kernel=kernel, number=number: kernel.fold(
+                advance, carry, noise[number]
+            )
+            for number, kernel in enumerate(self.kernels)
+        ]
+        chosen = index_from_uniform(self.probabilities, uniform)
+        return jax.lax.switch(chosen, branches, carry, kernel_noise)
+
+    def forgetful(self):
+        forgetful = (kernel.forgetful() for kernel in self.kernels)
+        return Mixture(*forgetful, probabilities=self.probabilities)
+
+
+def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:
+    probabilities = jnp.asarray(given, float)
+    if probabilities.shape != (count,):
+        raise ValueError(
+            f"`Mixture(probabilities=...)` must be one number for each of the {count} kernels, got"
+            f" {given!r}."
+        )
+    if _validate.concrete(probabilities):
+        numbers = np.asarray(probabilities)
+        if not np.all(numbers > 0) or not np.isclose(numbers.sum(), 1.0, atol=1e-5):
+            raise ValueError(
+                f"`Mixture(probabilities=...)` must be positive with sum 1, got {given!r}."
+            )
+    return probabilities
 
 
 def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

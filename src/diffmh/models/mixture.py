@@ -25,7 +25,9 @@ def sampler() -> MetropolisHastings:
 
     >>> import jax, diffmh
     >>> from diffmh.models import mixture
-    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=2_000, burn_in=50)
+    >>> p = diffmh.expectation(
+    ...     mixture.indicator, mixture.sampler(), init=0, num_samples=2_000, burn_in=50
+    ... )
     >>> p(0.4, jax.random.key(0)).shape
     (3,)
     """

@@ -139,3 +139,8 @@ def move(proposal: Proposal, x: PyTree, noise: PyTree) -> PyTree:
         if isinstance(proposal, NoiseProposal)
         else proposal.sample(noise, x)
     )
+
+
+def draw_one(proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
+    """One step's worth of `proposal_noise`."""
+    return jax.tree.map(lambda leaf: leaf[0], proposal_noise(proposal, key, x, 1))

@@ -266,8 +266,8 @@ def _spread(program: Program, found: set[Variable]) -> None:
             found.update(target for source, target in edges.around if source in found)
             for output, sources in zip(equation.outputs, edges.out, strict=True):
                 found.update({output} if found.intersection(sources) else ())
-        elif equation.primitive == SAMPLE:
+        elif equation.primitive == SAMPLE or (
+            found.intersection(equation.inputs)
+            and _passes(equation, [atom in found for atom in equation.inputs])
+        ):
             found.update(whole(equation.outputs))
-        elif _passes(equation, [atom in found for atom in equation.inputs]):
-            if any(atom in found for atom in equation.inputs):
-                found.update(whole(equation.outputs))

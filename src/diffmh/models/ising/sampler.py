@@ -154,7 +154,9 @@ def sampler(flip: bool = False) -> Cycle:
 
     >>> import jax, diffmh
     >>> from diffmh.models import ising
-    >>> moments = diffmh.expectation(ising.energy_moments, ising.sampler(), init=ising.cold(4), num_samples=200, burn_in=20)
+    >>> moments = diffmh.expectation(
+    ...     ising.energy_moments, ising.sampler(), init=ising.cold(4), num_samples=200, burn_in=20
+    ... )
     >>> capacity = diffmh.compose(ising.heat_capacity, moments)
     >>> value, slope = jax.value_and_grad(capacity)(3.0, jax.random.key(0))
     """
@@ -168,7 +170,9 @@ def sequential(size: int, flip: bool = False) -> SequentialSweep:
     >>> import jax, jax.numpy as jnp, diffmh
     >>> from diffmh.models import ising
     >>> start = jnp.ones((3, 3), jnp.int8)
-    >>> mean = diffmh.expectation(ising.energy, ising.sequential(3), init=start, num_samples=10, num_chains=100)
+    >>> mean = diffmh.expectation(
+    ...     ising.energy, ising.sequential(3), init=start, num_samples=10, num_chains=100
+    ... )
     >>> value, slope = jax.value_and_grad(mean)(3.0, jax.random.key(0))
     """
     return SequentialSweep(_validate.count(size, "sequential(size=...)"), flip)

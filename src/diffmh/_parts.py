@@ -1,0 +1,49 @@
+"""Parts of a state: a node of the pytree, or elements of one of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+
+def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree) -> PyTree:
+    """`x` with `part` in the place of `where(x)`: a node of `x`, as in `equinox.tree_at`, or
+    elements of an array, such as `x[3]`, whose index may be traced.
+    """
+    old = where(x)
+    of_state = {id(leaf) for leaf in jax.tree.leaves(x)}
+    if all(id(leaf) in of_state for leaf in jax.tree.leaves(old)):
+        part = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), part, old)
+        return eqx.tree_at(where, x, part)
+    numbers = _numbered(x)
+    place = where(numbers)
+    put = lambda leaf, number: _put(leaf, number, place, part)
+    return jax.tree.map(put, x, numbers)
+
+
+def _numbered(x: PyTree) -> PyTree:
+    """The state with its elements numbered through: `where` of it says which ones it picks."""
+    leaves, structure = jax.tree.flatten(x)
+    begins = [sum(leaf.size for leaf in leaves[:index]) for index in range(len(leaves))]
+    numbers = [
+        begin + jnp.arange(leaf.size).reshape(leaf.shape)
+        for begin, leaf in zip(begins, leaves, strict=True)
+    ]
+    return structure.unflatten(numbers)
+
+
+def _put(leaf, number, place, part):
+    part = jnp.asarray(part, leaf.dtype)
+    if jnp.ndim(place) == 0:
+        return jnp.where(number == place, part, leaf)
+    if leaf.size == 0:
+        return leaf
+    index = place - number.ravel()[0]
+    # What is not in this leaf goes past its end, and is dropped there.
+    index = jnp.where((index >= 0) & (index < leaf.size), index, leaf.size)
+    return leaf.ravel().at[index].set(part, mode="drop").reshape(leaf.shape)

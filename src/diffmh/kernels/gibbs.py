@@ -1,0 +1,203 @@
+"""Gibbs: draws from conditional distributions over finitely many values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .. import _parts, _trees, _validate
+from ..couplings import CommonRandomNumbers, Coupling, Maximal
+from ..decisions import Bernoulli, Categorical
+from ..kernel import BlockUpdate, State
+from ..parameters import Parameters
+
+
+class Gibbs(BlockUpdate):
+    """Draws one site or label from its conditional distribution: value v with probability
+    `g_θ(x with v at the site) / Σ_u g_θ(x with u at the site)`.
+
+    **Arguments**
+
+    - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, unnormalised; `-inf` where a
+      value is impossible. Evaluated once for each value.
+    - `where`: picks the site, a node of the state as in `equinox.tree_at` or an element of an
+      array (`lambda z: z[3]`): one integer (or boolean), drawn from `0, 1, ..., num_values − 1`.
+    - `coupling`: how an alternative draws beside the primal: `CommonRandomNumbers()` with the same
+      uniform by inversion, which is monotone and, for two values, maximal; or `Maximal()`, which
+      makes the two values agree as often as they can.
+
+    A sweep over sites is `Sweep(lambda i: Gibbs(log_density, lambda z: z[i], n), num_sites)`.
+
+    Refused: a `where` that does not pick one integer.
+
+    >>> import jax, jax.numpy as jnp, diffmh
+    >>> chain = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])            # Potts, three colours
+    >>> middle = diffmh.Gibbs(chain, lambda z: z[1], 3)
+    >>> agree = diffmh.expectation(
+    ...     lambda theta, z: 1.0 * (z[0] == z[1]), middle, init=jnp.zeros(3, int), num_samples=50)
+    >>> slope = jax.grad(agree)(0.5, jax.random.key(0))
+    """
+
+    density: Callable[..., Float[Array, ""]]
+    where: Callable[[Any], Any]
+    num_values: int = eqx.field(static=True)
+    coupling: Coupling
+
+    def __init__(
+        self,
+        log_density: Callable[..., Float[Array, ""]],
+        where: Callable[[Any], Any],
+        num_values: int,
+        coupling: Coupling | None = None,
+    ):
+        name = "Gibbs(log_density, where, num_values)"
+        self.density = _validate.function(
+            log_density, name, "log_density", "log_density(theta, x, *args) -> scalar"
+        )
+        self.where = _validate.function(where, name, "where", "state -> site")
+        self.num_values = _validate.count(num_values, "Gibbs(num_values=...)", least=2)
+        self.coupling = _checked_coupling(coupling)
+
+    def log_density(self, theta, x, *args):
+        return self.density(theta, x, *args)
+
+    @property
+    def target(self):
+        return self.density
+
+    def noise(self, key, x, num_steps):
+        site = jax.eval_shape(self.where, x)
+        whole = lambda dtype: jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_
+        if not hasattr(site, "shape") or site.shape != () or not whole(site.dtype):
+            raise TypeError(
+                f"`Gibbs(where=...)` must pick one integer of the state, got {site}: index the"
+                " array (`lambda z: z[3]`), or draw independent units together by `BlockGibbs`."
+            )
+        return jax.random.uniform(key, (num_steps,))
+
+    def coupling_noise(self, key, x, num_steps):
+        return jax.random.uniform(key, (num_steps, 2)) if self._maximal else None
+
+    def decide(self, parameters: Parameters, state: State, noise) -> Categorical:
+        def logits(theta, x, *args):
+            at = lambda value: self.density(theta, _parts.replace(self.where, x, value), *args)
+            return jax.vmap(at)(jnp.arange(self.num_values))
+
+        return Categorical.draw(noise, parameters.evaluate(logits, state.value))
+
+    def result(self, x, noise, outcome):
+        return _parts.replace(self.where, x, outcome)
+
+    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        if not self._maximal:
+            return super().coupled_step(parameters, step, alternative, noise, coupling_noise)
+        mine = self.decide(parameters, alternative, noise)
+        outcome = mine.nearest(step.decisions[0], coupling_noise)
+        moved = self.result(alternative.x, noise, outcome)
+        # Chains that have met stay together, whatever rounding says of two equal distributions.
+        met = _trees.equal(step.before.x, alternative.x)
+        return State(_trees.select(met, step.after.x, moved))
+
+    @property
+    def _maximal(self) -> bool:
+        return isinstance(self.coupling, Maximal)
+
+
+def _checked_coupling(coupling: Coupling | None) -> Coupling:
+    chosen = CommonRandomNumbers() if coupling is None else coupling
+    if not isinstance(chosen, CommonRandomNumbers | Maximal):
+        raise TypeError(
+            "`Gibbs(coupling=...)` must be `CommonRandomNumbers()` or `Maximal()`, got"
+            f" {coupling!r}."
+        )
+    return chosen
+
+
+class BlockGibbs(BlockUpdate):
+    """Draws a block of two-valued units that are independent given the rest of the state: a layer
+    of a restricted Boltzmann machine, one colour of a lattice.
+
+    **Arguments**
+
+    - `logits(theta, x, *args)`: for each unit of the block the log odds of `values[1]`, shaped
+      like the block. They must not depend on the block itself.
+    - `where`: picks the block, an array of the state or elements of one.
+    - `log_density(theta, x, *args)`: the density that it leaves invariant, unnormalised.
+    - `values`: the two values of a unit, such as `(0, 1)` or `(-1, 1)`; the block may be of any
+      dtype.
+
+    All flips of a step are candidates of one pruning. An alternative draws with the same uniforms,
+    which is a maximal coupling of each unit, and monotone.
+
+    Refused: logits that are not shaped like the block.
+
+    >>> import jax, jax.numpy as jnp, diffmh
+    >>> energy = lambda w, x: x["v"] @ w @ x["h"]
+    >>> visible = diffmh.BlockGibbs(lambda w, x: w @ x["h"], lambda x: x["v"], energy)
+    >>> hidden = diffmh.BlockGibbs(lambda w, x: x["v"] @ w, lambda x: x["h"], energy)
+    >>> start = {"v": jnp.zeros(3), "h": jnp.zeros(2)}
+    >>> both = diffmh.Cycle(hidden, visible)
+    >>> mean = diffmh.expectation(lambda w, x: jnp.mean(x["v"]), both, init=start, num_samples=20)
+    >>> jax.grad(mean)(0.1 * jnp.ones((3, 2)), jax.random.key(0)).shape
+    (3, 2)
+    """
+
+    logits: Callable[..., Float[Array, "*D"]]
+    where: Callable[[Any], Any]
+    density: Callable[..., Float[Array, ""]]
+    values: tuple[Any, Any] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        logits: Callable[..., Float[Array, "*D"]],
+        where: Callable[[Any], Any],
+        log_density: Callable[..., Float[Array, ""]],
+        values: tuple[Any, Any] = (0, 1),
+    ):
+        name = "BlockGibbs(logits, where, log_density)"
+        self.logits = _validate.function(
+            logits, name, "logits", "logits(theta, x, *args) -> array like the block"
+        )
+        self.where = _validate.function(where, name, "where", "state -> block")
+        self.density = _validate.function(
+            log_density, name, "log_density", "log_density(theta, x, *args) -> scalar"
+        )
+        if not isinstance(values, tuple | list) or len(values) != 2 or values[0] == values[1]:
+            raise ValueError(
+                f"`BlockGibbs(values=...)` must be two different numbers, got {values!r}."
+            )
+        self.values = (values[0], values[1])
+
+    def log_density(self, theta, x, *args):
+        return self.density(theta, x, *args)
+
+    @property
+    def target(self):
+        return self.density
+
+    def noise(self, key, x, num_steps):
+        block = jax.eval_shape(self.where, x)
+        if not hasattr(block, "shape"):
+            raise TypeError(
+                f"`BlockGibbs(where=...)` must pick one array of the state, got {block}."
+            )
+        return jax.random.uniform(key, (num_steps, *block.shape))
+
+    def decide(self, parameters: Parameters, state: State, noise) -> Bernoulli:
+        log_odds = parameters.evaluate(self.logits, state.value)
+        if jnp.shape(log_odds.primal) != noise.shape:
+            raise ValueError(
+                f"`BlockGibbs(logits=...)` must return an array of the block's shape {noise.shape},"
+                f" got {jnp.shape(log_odds.primal)}."
+            )
+        return Bernoulli.draw(noise, log_odds)
+
+    def result(self, x, noise, outcome):
+        dtype = jax.eval_shape(self.where, x).dtype
+        low, high = (jnp.asarray(value, dtype) for value in self.values)
+        return _parts.replace(self.where, x, jnp.where(outcome, high, low))

@@ -1,0 +1,163 @@
+"""Hamiltonian: Hamiltonian Monte Carlo with a fixed number of leapfrog steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from .. import _trees, _validate
+from ..decisions import Acceptance
+from ..kernel import State, Step, Update
+from ..parameters import Parameters
+from ..values import Value
+
+
+class Noise(eqx.Module):
+    """The randomness of one step: the momentum, and the uniform that decides."""
+
+    momentum: PyTree
+    uniform: Float[Array, "..."]
+
+
+class Hamiltonian(Update):
+    """HMC: draw a momentum `p ~ N(0, 1)`, follow `num_steps` leapfrog steps of size `step` from
+    `(x, p)` to `(x', p')`, accept with probability `min(1, g(x') e^{−p'²/2} / (g(x) e^{−p²/2}))`.
+    The state must be floats.
+
+    **Arguments**
+
+    - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, differentiable by x.
+    - `step`: a positive number, a pytree of them like the state, or a function of theta.
+    - `num_steps`: leapfrog steps.
+
+    The derivative is the full one: through the trajectory, and of every accept and reject. An
+    alternative has the same momentum: chains come closer where the density is log-concave, but they
+    meet only to rounding. Mix in a walk under which they do:
+    `Mixture(Hamiltonian(...), MetropolisHastings(log_density, GaussianWalk(...)))`.
+
+    Refused: a step that is not positive, states that are not floats.
+
+    >>> import jax, diffmh
+    >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
+    >>> walk = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(1.0))
+    >>> both = diffmh.Mixture(diffmh.Hamiltonian(density, 0.3, 5), walk)
+    >>> mean = diffmh.expectation(lambda theta, x: x, both, init=0.0, num_samples=500, burn_in=50)
+    >>> slope = jax.grad(mean)(0.5, jax.random.key(0))                               # exactly 1
+    """
+
+    density: Callable[..., Float[Array, ""]]
+    step_size: Any
+    num_steps: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        log_density: Callable[..., Float[Array, ""]],
+        step: PyTree | Callable[[PyTree], PyTree],
+        num_steps: int,
+    ):
+        self.density = _validate.function(
+            log_density,
+            "Hamiltonian(log_density, step, num_steps)",
+            "log_density",
+            "log_density(theta, x, *args) -> scalar",
+        )
+        self.step_size = step if callable(step) else jax.tree.map(_checked_step, step)
+        self.num_steps = _validate.count(num_steps, "Hamiltonian(num_steps=...)")
+
+    def log_density(self, theta, x, *args):
+        return self.density(theta, x, *args)
+
+    @property
+    def target(self):
+        return self.density
+
+    @property
+    def moves_with_theta(self):
+        return True
+
+    @property
+    def has_own_parameters(self):
+        return callable(self.step_size)
+
+    def noise(self, key, x, num_steps):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise TypeError(
+                    f"`Hamiltonian` moves floats, but state{jax.tree_util.keystr(path)} is"
+                    f" {leaf.dtype}: start from a float."
+                )
+        key_momentum, key_accept = jax.random.split(key)
+        leaves, structure = jax.tree.flatten(x)
+        keys = jax.random.split(key_momentum, len(leaves))
+        draw = lambda key, leaf: jax.random.normal(key, (num_steps, *leaf.shape), leaf.dtype)
+        momenta = [draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+        uniform = jax.random.uniform(key_accept, (num_steps,))
+        return Noise(structure.unflatten(momenta), uniform)
+
+    def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
+        proposed, acceptance = self._propose(parameters, state, noise)
+        after = _trees.select(acceptance.accepted, proposed, State(state.x, None, state.tangent))
+        return Step(state, after, (acceptance,), proposed)
+
+    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        proposed, acceptance = self._propose(parameters, alternative, noise)
+        moved = _trees.select(acceptance.accepted, proposed.x, alternative.x)
+        # Chains that have met stay together, however two copies of one trajectory are rounded.
+        met = _trees.equal(step.before.x, alternative.x)
+        return State(_trees.select(met, step.after.x, moved))
+
+    def flipped(self, step, noise, decision, candidate):
+        assert step.proposed is not None
+        accepted = step.decisions[0].outcome
+        return State(_trees.select(accepted, step.before.x, step.proposed.x))
+
+    def _propose(
+        self, parameters: Parameters, state: State, noise: Noise
+    ) -> tuple[State, Acceptance]:
+        follow = lambda theta, x, *args: self._trajectory(theta, x, noise.momentum, args)
+        end = parameters.evaluate(follow, state.value)
+        x_new, log_ratio = end.primal
+        _validate.same_form(x_new, state.x, "what `Hamiltonian` proposes")
+        tangent, slope = (None, None) if end.tangent is None else end.tangent
+        acceptance = Acceptance.draw(noise.uniform, Value(log_ratio, slope))
+        return State(x_new, None, tangent), acceptance
+
+    def _trajectory(
+        self, theta: PyTree, x: PyTree, momentum: PyTree, args: tuple[Any, ...]
+    ) -> tuple[PyTree, Float[Array, ""]]:
+        """`x'` and `log r`."""
+        step = self.step_size(theta) if callable(self.step_size) else self.step_size
+        if jax.tree.structure(step) != jax.tree.structure(x):
+            step = jax.tree.map(lambda leaf: step, x)
+        density = jax.value_and_grad(lambda x: self.density(theta, x, *args))
+
+        def along(start, direction, share):
+            go = lambda start, step, direction: (
+                start + (share * step * direction).astype(start.dtype)
+            )
+            return jax.tree.map(go, start, step, direction)
+
+        def leap(carry, _):
+            x, momentum, gradient, _ = carry
+            half = along(momentum, gradient, 0.5)
+            x = along(x, half, 1.0)
+            value, gradient = density(x)
+            return (x, along(half, gradient, 0.5), gradient, value), None
+
+        value, gradient = density(x)
+        first = (x, momentum, gradient, value)
+        (x_new, end, _, there), _ = jax.lax.scan(leap, first, None, length=self.num_steps)
+        return x_new, there - value + 0.5 * (_trees.dot(momentum, momentum) - _trees.dot(end, end))
+
+
+def _checked_step(step: Any) -> Float[Array, "..."]:
+    array = jnp.asarray(step, float)
+    if _validate.concrete(array) and not np.all(np.asarray(array) > 0):
+        raise ValueError(f"`Hamiltonian(step=...)` must be positive, got {step}.")
+    return array

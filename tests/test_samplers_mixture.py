@@ -1,0 +1,101 @@
+"""Mixture against exact transition matrices, and a memory that must not be shared."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import transition_matrix
+from small_tables import (
+    COLUMN,
+    COLUMNS,
+    ROW,
+    ROWS,
+    conditional,
+    estimates,
+    exact,
+    log_density,
+    tables,
+)
+from unbiasedness import assert_unbiased, is_caught
+
+import diffmh
+from diffmh.kernels import compose
+
+OTHER_ROW = np.where((COLUMN[:, None] == COLUMN) & (ROW[:, None] != ROW), 1 / (ROWS - 1), 0.0)
+OTHER_COLUMN = np.where((ROW[:, None] == ROW) & (COLUMN[:, None] != COLUMN), 1 / (COLUMNS - 1), 0.0)
+
+
+def cold(*operands):
+    return 1.5 * log_density(*operands)
+
+
+class OtherEntry(diffmh.NoiseProposal):
+    """Another value for one of the two labels."""
+
+    axis: int = eqx.field(static=True)
+    num_values: int = eqx.field(static=True)
+    symmetric: bool = eqx.field(static=True, default=True)
+
+    def noise(self, key, x, num_steps):
+        return jax.random.randint(key, (num_steps,), 1, self.num_values, x.dtype)
+
+    def move(self, x, noise):
+        here = jnp.arange(2) == self.axis
+        return jnp.where(here, (x + noise) % self.num_values, x)
+
+    def log_prob(self, x, x_new):
+        return -jnp.log(self.num_values - 1.0)
+
+
+def mixture(density=log_density, other=cold):
+    """Walks in both directions, of different densities, and a Gibbs draw."""
+    row, column = OtherEntry(axis=0, num_values=ROWS), OtherEntry(axis=1, num_values=COLUMNS)
+    same = diffmh.CommonRandomNumbers()
+    return diffmh.Mixture(
+        diffmh.MetropolisHastings(density, row, same),
+        diffmh.MetropolisHastings(other, column, same),
+        diffmh.Gibbs(density, lambda z: z[1], COLUMNS),
+        (0.3, 0.5, 0.2),
+    )
+
+
+def matrix(log_density):
+    return (
+        0.3 * transition_matrix(log_density, OTHER_ROW)
+        + 0.5 * transition_matrix(1.5 * log_density, OTHER_COLUMN)
+        + 0.2 * conditional(log_density, ROW)
+    )
+
+
+def test_mixture():
+    problems = tables(100)
+    found = estimates(problems, 30, mixture(), num_samples=6)
+    for index, problem in enumerate(problems):
+        assert_unbiased(found[index], exact(problem, matrix, 6), f"table {index}")
+
+
+def test_a_memory_that_is_shared_by_different_densities_is_caught(monkeypatch):
+    monkeypatch.setattr(compose, "sharing_memory", lambda kernels: kernels)
+    density, other = (lambda *operands: log_density(*operands)), (lambda *operands: cold(*operands))
+    walks = diffmh.Mixture(*mixture(density, other).kernels[:2], probabilities=(0.4, 0.6))
+    problems = tables(100, 10)
+    found = estimates(problems, 31, walks, num_samples=6)
+    step = lambda log_density: (
+        0.4 * transition_matrix(log_density, OTHER_ROW)
+        + 0.6 * transition_matrix(1.5 * log_density, OTHER_COLUMN)
+    )
+    truths = [exact(problem, step, 6) for problem in problems]
+    assert any(is_caught(found[i], truth) for i, truth in enumerate(truths))
+
+
+def test_refusals():
+    kernel = diffmh.Gibbs(log_density, lambda z: z[0], 2)
+    with pytest.raises(ValueError, match="at least one kernel, got none"):
+        diffmh.Mixture()
+    with pytest.raises(ValueError, match="one number for each of the 2 kernels"):
+        diffmh.Mixture(kernel, kernel, probabilities=(1.0,))
+    with pytest.raises(ValueError, match="positive with sum 1"):
+        diffmh.Mixture(kernel, kernel, (0.5, 0.6))
+    with pytest.raises(TypeError, match=r"`kernel` must be a `diffmh\.Kernel`"):
+        diffmh.Mixture(diffmh.GaussianWalk(1.0), kernel)
