@@ -89,7 +89,7 @@ def test_combined_has_no_more_variance_than_either():
     result = found(sad.Combined())
     variance = lambda jacobian: np.asarray(jacobian).var(axis=-1)
     others = [variance(other) for other in result.others.values()]
-    assert np.all(variance(result.jacobian) < 1.05 * np.minimum(*others))
+    assert np.all(variance(result.jacobian) < 1.05 * np.minimum.reduce(others))
 
 
 def test_mistake_a_baseline_that_the_replicate_is_part_of(monkeypatch):

@@ -268,3 +268,68 @@ def test_inventory_policy():
 
     theta = {"holding": jnp.array(0.3), "rate": jnp.array(2.5)}
     assert_unbiased(derivatives(program, theta, 20_000), derivative(mean, [0.3, 2.5])[1])
+
+
+def test_nested_binomials():
+    """A binomial draw of a binomial draw is one of n and p²: E[X²] = n p² (1 − p²) + n² p⁴."""
+
+    def program(p, key):
+        key_n, key_x = jax.random.split(key)
+        x = sad.binomial(key_x, sad.binomial(key_n, 10, p), p)
+        return jnp.stack([1.0 * x, 1.0 * x**2])
+
+    mean = lambda p: jnp.stack([10 * p**2, 10 * p**2 * (1 - p**2) + 100 * p**4])
+    assert_unbiased(derivatives(program, 0.6, 20_000)[:, :, 0], jax.jacfwd(mean)(0.6))
+
+
+@pytest.mark.parametrize("alternatives", [1, 3])
+def test_counts_that_remember(alternatives):
+    """An integer GARCH: the mean of the counts follows a linear recursion."""
+
+    def program(theta, key):
+        def step(state, key):
+            count, rate = state
+            rate = theta[0] + theta[1] * count + theta[2] * rate
+            count = sad.poisson(key, rate)
+            return (count, rate), 1.0 * count
+
+        start = (jnp.array(1), jnp.array(1.0))
+        return jax.lax.scan(step, start, jax.random.split(key, 12))[1].mean()
+
+    def mean(theta):
+        count, rate, total = 1.0, 1.0, 0.0
+        for _ in range(12):
+            rate = theta[0] + theta[1] * count + theta[2] * rate
+            count = rate
+            total = total + count
+        return total / 12
+
+    theta = jnp.array([0.5, 0.4, 0.3])
+    found = derivatives(program, theta, 20_000, alternatives=alternatives)[:, 0]
+    assert_unbiased(found, jax.grad(mean)(theta))
+
+
+def test_random_walk_of_a_hundred_steps():
+    """Steps down with a probability that grows with the position: mean and mean square at the end,
+    against the matrix of the walk.
+    """
+
+    def program(theta, key):
+        def step(x, key):
+            return x + 1 - 2 * sad.bernoulli(key, 1 - jnp.exp(-(x + 101) / theta)), None
+
+        x, _ = jax.lax.scan(step, 0, jax.random.split(key, 100))
+        return jnp.stack([1.0 * x, (1.0 * x) ** 2])
+
+    positions = np.arange(-100, 101)
+
+    def mean(theta):
+        down = 1 - np.exp(-(positions + 101) / theta[0])
+        matrix = np.zeros((201, 201), complex)
+        matrix[np.arange(200), np.arange(1, 201)] = (1 - down)[:-1]
+        matrix[np.arange(1, 201), np.arange(200)] = down[1:]
+        powers = np.stack([positions, positions**2], axis=1)
+        return finite_chain_mean(matrix, 100, powers, 1, 99)
+
+    exact = derivative(mean, np.array([150.0]))[1]
+    assert_unbiased(derivatives(program, 150.0, 20_000), exact)

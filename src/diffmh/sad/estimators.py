@@ -6,7 +6,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -166,8 +166,8 @@ class Combined(Estimator):
     parameter and result, are fitted on other replicates: unbiased, and no worse than either.
 
     With fewer than 32 replicates there is nothing to fit on: then it is `Alternatives`. With 512 or
-    more, `.run` tries all on the first sixteenth of them and leaves out, for the others, what does
-    not pay for its time.
+    more, `.run` tries all on the first 64th of them (32 at least) and leaves out, for the others,
+    what does not pay for its time.
 
     >>> from diffmh import sad
     >>> sad.Combined(2)
@@ -186,7 +186,11 @@ class Combined(Estimator):
         parts = score_parts(runs)
         score = Score().from_parts(parts)
         combined = combine(parts, alternatives.jacobian)
-        others = {"alternatives": alternatives.jacobian, "score": score.jacobian}
+        others = {
+            "alternatives": alternatives.jacobian,
+            "score": score.jacobian,
+            "score with a fitted baseline": combine(parts, None),
+        }
         return Found(alternatives.value, combined, others)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
@@ -197,9 +201,8 @@ class Combined(Estimator):
 
 
 LEAST_REPLICATES = 32
-_FOLDS = 8
-# The part of the replicates on which `.run` finds out what pays.
-_PILOT = 16
+# With so many replicates and more, `.run` finds out on a part of them what pays.
+_MANY, _PILOT = 512, 64
 
 
 class Fitted(Estimator):
@@ -218,8 +221,9 @@ class Fitted(Estimator):
 
 def pilot_size(estimator: Estimator, count: int) -> int | None:
     """How many replicates find out what pays, if there are enough."""
-    size = count // _PILOT
-    return size if isinstance(estimator, Combined) and size >= LEAST_REPLICATES else None
+    if not isinstance(estimator, Combined) or count < _MANY:
+        return None
+    return max(LEAST_REPLICATES, count // _PILOT)
 
 
 def what_pays(estimator: Combined, runs: Runs, pilot: Found) -> Estimator:
@@ -231,17 +235,19 @@ def what_pays(estimator: Combined, runs: Runs, pilot: Found) -> Estimator:
     if disagreement(pilot):
         return Alternatives(slots)
     tangents = 2 if runs.reverse else derivative.num_parameters(runs.run.theta)
-    lanes = 1.5 * slots + (derivative.NUM_PROBES if runs.reverse else 0)
+    # As measured on the programs of `benchmarks/sad_programs.py`.
+    lanes = 12 + 8 * slots if runs.reverse else 1.5 + 3 * slots
     cost = {"combined": 2 * (1 + tangents) + lanes, "alternatives": 1 + tangents + lanes}
-    cost["score"] = 1.0 + tangents
+    cost["score"], cost["score with a fitted baseline"] = 1.0 + tangents, 1.3 * (1 + tangents)
     variance = {name: jnp.var(j, axis=-1) for name, j in pilot.others.items()}
     variance["combined"] = jnp.var(pilot.jacobian, axis=-1)
-    # Each parameter and result in units of the best that is known of it.
+    # Each parameter and result in units of the best that is known of it, and the middle one.
     least = functools.reduce(jnp.minimum, variance.values())
-    relative = lambda v: jnp.mean(jnp.where(least > 0, v / jnp.where(least > 0, least, 1.0), 1.0))
+    relative = lambda v: jnp.median(jnp.where(least > 0, v / jnp.where(least > 0, least, 1.0), 1.0))
     effort = {name: float(relative(v)) * cost[name] for name, v in variance.items()}
     best = min(effort, key=lambda name: effort[name])
-    return {"combined": estimator, "alternatives": Alternatives(slots), "score": Fitted()}[best]
+    estimators = {"combined": estimator, "alternatives": Alternatives(slots), "score": Score()}
+    return estimators.get(best, Fitted())
 
 
 def joined(pilot: Found, rest: Found) -> Found:
@@ -253,44 +259,59 @@ def joined(pilot: Found, rest: Found) -> Found:
 
 
 def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Float[Array, "P F C"]:
-    """The combination of least variance, fold by fold: whatever is fitted, the baseline included,
-    comes from the other folds alone.
+    """The combination of least variance. Whatever is fitted for one half of the replicates, the
+    baseline included, comes from the other half alone.
     """
-    count = parts.path.shape[-1]
-    fold = jnp.arange(count) * _FOLDS // count
-    combined = jnp.zeros_like(parts.path)
-    for number in range(_FOLDS):
-        others = (fold != number).astype(combined.dtype)[None, None]
-        combined = jnp.where(others > 0, combined, _fitted(parts, alternatives, others))
-    return combined
+    half = parts.path.shape[-1] // 2
+    take = lambda where: jax.tree.map(lambda array: array[..., where], (parts, alternatives))
+    one, other = take(slice(0, half)), take(slice(half, None))
+    return jnp.concatenate([_fitted(*one, *other), _fitted(*other, *one)], axis=-1)
 
 
 def _fitted(
-    parts: ScoreParts, alternatives: Float[Array, "P F C"] | None, chosen: Float[Array, "1 1 C"]
+    parts: ScoreParts,
+    alternatives: Float[Array, "P F C"] | None,
+    others: ScoreParts,
+    other_alternatives: Float[Array, "P F D"] | None,
 ) -> Float[Array, "P F C"]:
-    """`A + a (G − A) + b S`, baseline and coefficients from the replicates that are `chosen`; where
-    nothing varies it is A.
+    """`A + a (G − A) + b S`, baseline and coefficients from other replicates; where nothing varies
+    it is A.
     """
-    mean = lambda array: jnp.sum(array * chosen, axis=-1, keepdims=True) / jnp.sum(chosen)
-    covariance = lambda a, b: mean((a - mean(a)) * (b - mean(b)))
-    score = jnp.broadcast_to(parts.score[:, None], parts.path.shape)
-    by_score = parts.path + score * (parts.value[None] - mean(parts.value[None]))
-    if alternatives is None:
-        return by_score + _ratio(covariance(score, by_score), covariance(score, score)) * score
-    difference = by_score - alternatives
-    dd, ds, ss = (
-        covariance(difference, difference),
-        covariance(difference, score),
-        covariance(score, score),
-    )
-    da, sa = covariance(difference, alternatives), covariance(score, alternatives)
+    baseline = jnp.mean(others.value, axis=-1, keepdims=True)
+    controls = _controls(parts, alternatives, baseline)
+    base, difference, score = _controls(others, other_alternatives, baseline)
+    ss, sa = _covariance(score, score), _covariance(score, base)
+    if difference is None:
+        return controls.base + _ratio(sa, ss) * controls.score
+    dd, ds, da = (_covariance(difference, part) for part in (difference, score, base))
     # A hint of ridge: where the two controls are one, either will do.
     dd, ss = dd * (1 + 1e-4), ss * (1 + 1e-4)
     determinant = dd * ss - ds**2
     safe = jnp.where(determinant > 0, determinant, 1.0)
     of_difference = jnp.where(determinant > 0, -(ss * da - ds * sa) / safe, _ratio(da, dd))
     of_score = jnp.where(determinant > 0, -(dd * sa - ds * da) / safe, 0.0)
-    return alternatives + of_difference * difference + of_score * score
+    return controls.base + of_difference * controls.difference + of_score * controls.score
+
+
+class _Controls(NamedTuple):
+    """What is combined: an estimate, and what has mean zero."""
+
+    base: Float[Array, "P F C"]
+    difference: Any
+    score: Float[Array, "P F C"]
+
+
+def _controls(parts: ScoreParts, alternatives: Any, baseline: Float[Array, "F 1"]) -> _Controls:
+    score = jnp.broadcast_to(parts.score[:, None], parts.path.shape)
+    by_score = parts.path + score * (parts.value - baseline)[None]
+    if alternatives is None:
+        return _Controls(by_score, None, score)
+    return _Controls(alternatives, by_score - alternatives, score)
+
+
+def _covariance(a: Float[Array, "P F C"], b: Float[Array, "P F C"]) -> Float[Array, "P F 1"]:
+    mean = lambda array: jnp.mean(array, axis=-1, keepdims=True)
+    return mean((a - mean(a)) * (b - mean(b)))
 
 
 def _ratio(covariance: Array, variance: Array) -> Array:
@@ -335,7 +356,7 @@ def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
 
 def disagreement(found: Found) -> tuple[str, ...]:
     """A warning where alternatives and score cannot both be right."""
-    if set(found.others) != {"alternatives", "score"}:
+    if "alternatives" not in found.others:
         return ()
     mean, error = _mean_and_error(found.others["alternatives"] - found.others["score"])
     sure = jnp.abs(mean) > 1e-5 * jnp.max(jnp.abs(found.others["alternatives"]))
