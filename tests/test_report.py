@@ -68,7 +68,7 @@ def test_report_counts_what_the_trace_shows():
     """The trace is the first of the chains."""
     expectation = diffmh.expectation(identity, WALK, init=0.0, num_samples=300, num_chains=2)
     trace = diffmh.trace(WALK, 0.5, KEY, init=0.0, num_steps=300)
-    counts = expectation.run_chains(0.5, KEY).outcomes[0].counts
+    counts = expectation.run_chains(0.5, KEY).outcomes[0].watch.per_chain
     assert counts.decisions[0] == 300 and counts.accepted[0] == trace.accepted.sum()
     assert counts.alive[0] == trace.alive.sum() and counts.recoupled[0] == trace.recoupled.sum()
     np.testing.assert_allclose(counts.max_weight[0], jnp.abs(trace.weight).max(), rtol=1e-6)
