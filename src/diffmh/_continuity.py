@@ -217,7 +217,7 @@ def _same_expression(program: Program, wanted: Variable) -> list[Variable]:
 
     for equation in program.equations:
         operands = tuple(map(number, equation.inputs))
-        key = (equation.primitive, operands, str(equation.params))
+        key = (equation.primitive, operands, compat.parameters_of(equation))
         first = seen.setdefault(key, equation)
         for variable, twin in zip(equation.outputs, first.outputs, strict=True):
             numbers[variable] = numbers.get(twin, twin)

@@ -378,3 +378,23 @@ def new_primitive(
 def shaped(shape: tuple[int, ...], dtype: Any) -> ShapedArray:
     """The abstract value of an array."""
     return ShapedArray(shape, dtype)
+
+
+def parameters_of(equation: Equation) -> str:
+    """What an operation does, as text: equations of one primitive with equal texts are the same
+    function of their operands.
+    """
+    return str(sorted((name, str(value)) for name, value in equation.params.items()))
+
+
+def num_sort_keys(equation: Equation) -> int:
+    """How many of the operands of a sort are compared."""
+    return equation.params.get("num_keys", 1)
+
+
+def into_floats(equation: Equation) -> dict[str, Any]:
+    """The changed parameters with which an operation on whole numbers makes floats of floats."""
+    kinds = {"new_dtype", "preferred_element_type"} & set(equation.params)
+    if any(equation.params[name] is None for name in kinds):
+        return {}
+    return dict.fromkeys(kinds, jax.numpy.result_type(float))

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._lowering import compat
 from .._lowering.program import Atom, Equation, Program, Variable
 
 BITS = "random_bits"
@@ -27,7 +28,7 @@ def hoisted(program: Program) -> Program:
     for equation in program.equations:
         if equation.primitive == BITS and isinstance(equation.inputs[0], Variable):
             shape = equation.inputs[0].shape
-            groups[(shape, str(equation.params))].append(equation)
+            groups[(shape, compat.parameters_of(equation))].append(equation)
     for group in groups.values():
         if len(group) >= _FEW:
             program = _together(program, group)

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .._lowering import compat
 from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable
 from .._validate import NotDifferentiable
 from .analysis import Analysis
@@ -52,9 +53,8 @@ class Sources:
 
     def result(self, equation: Equation, inputs: Sequence[Source], index: int) -> Source:
         loops = frozenset[int]().union(*(source.loops for source in inputs))
-        params = sorted((name, str(value)) for name, value in equation.params.items())
         numbers = tuple(source.number for source in inputs)
-        return self.of((equation.primitive, str(params), numbers, index), loops)
+        return self.of((equation.primitive, compat.parameters_of(equation), numbers, index), loops)
 
 
 def refuse_shared(analysis: Analysis, program: Program) -> None:

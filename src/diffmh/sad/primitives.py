@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
+from .._lowering import compat
 from .._lowering.program import Atom, Equation, Variable
 from .marker import LINEAR
 from .propose import PROPOSE
@@ -113,7 +114,7 @@ def steps(equation: Equation, defined_by: Mapping[Variable, Equation]) -> tuple[
     """
     name, inputs, outputs = equation.primitive, equation.inputs, equation.outputs
     if name in ("sort", "top_k"):
-        return outputs[equation.params.get("num_keys", 1) :]
+        return outputs[compat.num_sort_keys(equation) :]
     if name in JUMPS or name == "is_finite" or name == "atan2":
         return outputs
     if name in _BRANCH_CUTS and _is_complex(inputs[0]):

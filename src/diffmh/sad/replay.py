@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._lowering import compat
 from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
 from .analysis import Analysis, _until_stable
 from .samplers import SAMPLE
@@ -216,16 +217,13 @@ def _with_shadows(
 
 
 def _as_floats(equation: Equation, operands: Sequence[Held]) -> Sequence[Any]:
-    data, kinds = _DATA[equation.primitive], {"new_dtype", "preferred_element_type"}
-    changed = {name: jnp.result_type(float) for name in kinds & set(equation.params)}
-    if changed.get("preferred_element_type") and equation.params["preferred_element_type"] is None:
-        changed = {}
+    data = _DATA[equation.primitive]
     return equation.bind(
         *(
             held.as_float() if data is None or index in data else held.primal
             for index, held in enumerate(operands)
         ),
-        **changed,
+        **compat.into_floats(equation),
     )
 
 
