@@ -95,7 +95,7 @@ class Expectation(Differentiable):
 
     def run_chains(self, theta, key=None, *args):
         theta = not_differentiable(
-            theta,
+            _validate.theta(theta),
             "`.run` and `.run_chains` report value and derivative of their own; to differentiate,"
             " call the expectation itself, or its `.per_chain`.",
         )

@@ -88,11 +88,11 @@ def trace(
     estimator = StochasticDerivative() if estimator is None else estimator
     _validate.instance(estimator, StochasticDerivative, where, "estimator")
     theta = not_differentiable(
-        theta,
+        _validate.theta(theta),
         "`trace` keeps a path to look at and is not differentiated: differentiate what"
         " `diffmh.expectation` returns.",
     )
-    theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
+    theta, key = _trees.strong(theta), _validate.typed_key(key)
     estimator.refuse(kernel, sum(leaf.size for leaf in jax.tree.leaves(theta)), 0)
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
     num_steps = _validate.count(num_steps, "num_steps=...")
