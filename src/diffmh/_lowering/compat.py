@@ -271,7 +271,8 @@ def operation(equation: Equation) -> operations.Operation | None:
     params, num_operands = equation.params, len(equation.inputs)
     match equation.primitive:
         case "broadcast_in_dim" if num_operands == 1:
-            return operations.Broadcast(params["shape"], params["broadcast_dimensions"])
+            axes = tuple(map(int, params["broadcast_dimensions"]))
+            return operations.Broadcast(params["shape"], axes)
         case "reshape" if num_operands == 1 and params["dimensions"] is None:
             return operations.Reshape(params["new_sizes"])
         case "slice":
