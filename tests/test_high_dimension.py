@@ -2,9 +2,6 @@
 the component that is shared, and chains that meet sooner.
 """
 
-import pathlib
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -122,20 +119,6 @@ def test_two_scale_takes_the_right_one():
         together = np.mean(np.all(np.asarray(x_new == y_new), axis=1))
         assert (together > 0.8) == met and (together == 0) == (not met)
     assert both.near == near
-
-
-def test_chains_in_many_dimensions_meet_sooner():
-    """On an ellipse of scales 1 to 10 in 20 dimensions: the benchmark's own measurement."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "benchmarks"))
-    import recoupling_dimension as benchmark
-
-    target = benchmark.ellipse(20)
-    steered = diffmh.TwoScale(diffmh.GradientReflection(target.gradient))
-    steps = []
-    for coupling in (diffmh.MaximalReflection(), steered):
-        time, met = benchmark.recoupling(target, coupling, jax.random.key(5), 64, 1_000)
-        steps.append(float(jnp.sum(time) / jnp.sum(met)))
-    assert steps[1] < steps[0] / 2
 
 
 def test_the_gradient_is_unbiased_with_directions_of_another_theta():

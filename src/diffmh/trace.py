@@ -97,7 +97,6 @@ def trace(
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
     num_steps = _validate.count(num_steps, "num_steps=...")
     simulation = Simulation(kernel, start, _nothing, estimator, num_steps, 0, 1)
-    _admission.admit(simulation, theta, key, args)
     _admission.check_start(simulation, theta, key, args)
     return _follow(simulation, theta, key, args)
 

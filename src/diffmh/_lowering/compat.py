@@ -11,6 +11,7 @@ from typing import Any
 import equinox
 import jax
 import jax.extend.core
+import numpy
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
@@ -264,15 +265,22 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
             return None
 
 
+def _of_python(value: Any) -> Any:
+    """Tuples of whole numbers, which JAX may give as NumPy's."""
+    if type(value) is tuple:
+        return tuple(map(_of_python, value))
+    return value.item() if isinstance(value, numpy.integer) else value
+
+
 def operation(equation: Equation) -> operations.Operation | None:
     """What an equation does, if it is one of those that `chains` rewrites and in a form that it
     knows: shapes that are not operands, words of 32 bits.
     """
-    params, num_operands = equation.params, len(equation.inputs)
+    params = {name: _of_python(value) for name, value in equation.params.items()}
+    num_operands = len(equation.inputs)
     match equation.primitive:
         case "broadcast_in_dim" if num_operands == 1:
-            axes = tuple(map(int, params["broadcast_dimensions"]))
-            return operations.Broadcast(params["shape"], axes)
+            return operations.Broadcast(params["shape"], params["broadcast_dimensions"])
         case "reshape" if num_operands == 1 and params["dimensions"] is None:
             return operations.Reshape(params["new_sizes"])
         case "slice":

@@ -62,8 +62,10 @@ class GradientReflection(NoiseCoupling):
     reject together, and meanwhile approach each other.
 
     With `w` as there, `δ = L⁻¹(m(y) − m(x))` and `e = δ/‖δ‖`: `z_y = v + (n_x·z − n_y·v) n_y` where
-    `v = w − 2(e·w)e`, which is standard normal as `w` is. The best that we know in many dimensions
-    where the scales differ, within `TwoScale`, which brings chains together that are close:
+    `v = w − 2(e·w)e`, which is standard normal as `w` is. For many dimensions of different scales,
+    within `TwoScale`, which brings chains together that are close. Compare `gradient_error` with
+    that of `MaximalReflection` before choosing it: it met sooner on an ellipse in 50 dimensions,
+    and later in 20:
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2 / jnp.arange(1, 51) ** 2)
