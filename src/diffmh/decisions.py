@@ -73,8 +73,8 @@ class Acceptance(Decision):
     accepted.
 
     >>> import jax.numpy as jnp, diffmh
-    >>> diffmh.Acceptance.draw(jnp.array(0.4), diffmh.Value(jnp.log(0.5))).outcome
-    Array(True, dtype=bool)
+    >>> bool(diffmh.Acceptance.draw(jnp.array(0.4), diffmh.Value(jnp.log(0.5))).outcome)
+    True
     """
 
     accepted: Bool[Array, "*D"]
