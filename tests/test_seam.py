@@ -299,8 +299,11 @@ def test_a_derivative_that_is_not_a_number_is_seen():
 
 
 def test_a_nan_weight_dropped_as_dead_is_caught(monkeypatch):
+    weighted = values.weighted
+
+    def of_the_living(weight, alive, difference):
+        return weighted(jnp.where(alive[:, None], weight, 0.0), alive, difference)
+
     monkeypatch.setattr(values, "is_alive", lambda score: score > 0)
-    monkeypatch.setattr(
-        values, "drop", lambda w, met: jnp.where(met[:, None] | jnp.isnan(w), 0.0, w)
-    )
+    monkeypatch.setattr(values, "weighted", of_the_living)
     assert not np.isnan(weights_after_a_nan()).any(axis=1).mean() > 0.3
