@@ -1,0 +1,99 @@
+"""A posterior: the density of somebody's model, its start, and its sites as the model names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from .. import _trees, _validate
+from ..expectation import Expectation, expectation
+from ..kernel import Kernel
+from ..kernels import Cycle, MetropolisHastings
+from ..proposals import GaussianWalk, On, OneLabel, OtherState, Proposal
+
+Sites = dict[str, Any]
+
+
+class Posterior(eqx.Module):
+    """What `from_numpyro` and `from_pymc` make of a model.
+
+    - `log_density(theta, x)`: the joint log density of latent sites and data on unconstrained
+      states, the transforms' volume included. A state is a dictionary: real arrays by the names of
+      the continuous sites, integers by those of the discrete ones.
+    - `constrain(theta, x)`: the sites as the model knows them, deterministic ones included.
+    - `init(key)`: a start by the model's own rule.
+    - `theta`: the hyperparameters, by name.
+    - `num_values`: for discrete sites of `0, ..., n − 1`, their n.
+    """
+
+    log_density: Callable[[Sites, Sites], Array]
+    constrain: Callable[[Sites, Sites], Sites]
+    init: Callable[[Key[Array, ""]], Sites]
+    theta: Sites
+    num_values: dict[str, int] = eqx.field(static=True)
+
+    def kernel(
+        self, scale: Any = None, proposals: dict[str, Proposal] | None = None
+    ) -> Kernel:
+        """A walk of `scale` on all continuous sites at once, `2.38/√d` if left out, in turn with a
+        proposal for each discrete site: one label at a time, or what `proposals` says by name.
+
+        `diffmh.adapt` sets the walk's scale; other kernels are made from `log_density`.
+        """
+        proposals = dict(proposals or {})
+        form = jax.eval_shape(self.init, jax.random.key(0))
+        unknown = sorted(set(proposals) - set(form))
+        if unknown:
+            raise ValueError(
+                f"`kernel(proposals=...)` names {unknown}; the sites are {sorted(form)}."
+            )
+        is_real = lambda name: jnp.issubdtype(form[name].dtype, jnp.inexact)
+        walked = [name for name in form if name not in proposals and is_real(name)]
+        labels = [name for name in form if name not in proposals and not is_real(name)]
+        proposals.update({name: self._labels(name, form[name]) for name in labels})
+        moves = [self._on(name, proposal) for name, proposal in proposals.items()]
+        if walked:
+            dimension = sum(form[name].size for name in walked)
+            walk = GaussianWalk(2.38 / dimension**0.5 if scale is None else scale)
+            part = lambda x: {name: x[name] for name in walked}
+            moves.insert(0, walk if len(walked) == len(form) else On(part, walk))
+        kernels = [MetropolisHastings(self.log_density, move) for move in moves]
+        return kernels[0] if len(kernels) == 1 else Cycle(*kernels)
+
+    def _on(self, name: str, proposal: Proposal) -> Proposal:
+        return On(lambda x: x[name], proposal)
+
+    def _labels(self, name: str, site: jax.ShapeDtypeStruct) -> Proposal:
+        if name not in self.num_values:
+            raise ValueError(
+                f"site {name!r} is discrete without an upper bound: give it a proposal of its own,"
+                f" `kernel(proposals={{{name!r}: ...}})`."
+            )
+        count = self.num_values[name]
+        return OneLabel(count) if site.ndim else OtherState(count)
+
+    def expectation(
+        self, f: Callable[[Sites, Sites], PyTree], kernel: Kernel | None = None, **options: Any
+    ) -> Expectation:
+        """`diffmh.expectation` of `f(theta, sites)`, the sites as the model knows them. `kernel` is
+        `self.kernel()` if left out, `init` the model's own; `options` are `diffmh.expectation`'s.
+        """
+        f = _validate.function(f, "Posterior.expectation(f, ...)", "f", "f(theta, sites) -> values")
+        options.setdefault("init", self.init)
+        kernel = self.kernel() if kernel is None else kernel
+        return expectation(lambda theta, x: f(theta, self.constrain(theta, x)), kernel, **options)
+
+
+def checked_theta(theta: Any, where: str) -> Sites:
+    """Hyperparameters by name, as arrays of floats."""
+    if not isinstance(theta, dict) or not theta:
+        raise TypeError(
+            f"`{where}`: `theta` must be a dictionary of hyperparameters by name, such as"
+            f" `{{'scale': 5.0}}`, got {theta!r}."
+        )
+    return _trees.strong(_validate.theta(theta))
