@@ -65,6 +65,7 @@ from .sample import sample as sample
 from .trace import Trace as Trace
 from .trace import trace as trace
 from .tune import tune as tune
+from .until import Until as Until
 from .values import Value as Value
 
 __version__ = "0.1.0"

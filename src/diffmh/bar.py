@@ -26,6 +26,7 @@ class Bar:
     def reached(self, done: int, note: str = "") -> None:
         """So much of the total is done."""
         if self._bar is not None:
+            self._bar.total = self.total
             if note:
                 self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(done - self._bar.n)

@@ -141,8 +141,8 @@ class Store:
         """Of the checkpoints that are there, oldest first."""
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
 
-    def load(self, problem: dict[str, str]) -> dict[str, list[np.ndarray]] | None:
-        """The newest, if there is one; refused unless it is whole and of this problem."""
+    def load(self) -> tuple[dict[str, str], dict[str, list[np.ndarray]]] | None:
+        """The newest, if there is one, and of which problem it is; refused unless it is whole."""
         numbers = self.numbers()
         if not numbers:
             return None
@@ -164,8 +164,7 @@ class Store:
             raise ValueError(self._damaged(path, numbers)) from error
         if not whole:
             raise ValueError(self._damaged(path, numbers))
-        self._refuse_another(problem, about["problem"])
-        return groups
+        return about["problem"], groups
 
     def save(self, problem: dict[str, str], groups: dict[str, Sequence[Any]]) -> None:
         """A new checkpoint beside those that are there; the oldest go once it is whole."""
@@ -212,7 +211,8 @@ class Store:
             f" {before}; nothing was overwritten."
         )
 
-    def _refuse_another(self, problem: dict[str, str], saved: dict[str, str]) -> None:
+    def refuse_another(self, problem: dict[str, str], saved: dict[str, str]) -> None:
+        """Refuses what was saved of another problem, and says in what it differs."""
         differing = [name for name in {**saved, **problem} if problem.get(name) != saved.get(name)]
         if not differing:
             return

@@ -279,12 +279,14 @@ def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) ->
     count = walk.blocks_at_once(block_size)
     at, problem = _begin(walk), _problem(walk, count)
     files = [store.directory / DRAWS / f"{i:03d}.npy" for i in range(len(walk.forms))]
-    saved = store.load(problem)
-    if saved is None:
+    found = store.load()
+    if found is None:
         store.save(problem, _groups(at, [], 0))
         arrays = _new_files(walk, files, store)
         begin, sums = 0, []
     else:
+        store.refuse_another(problem, found[0])
+        saved = found[1]
         at, begin = restored(saved["chains"], at), int(saved["done"][0])
         sums = [int(number) for number in saved["sums"][0]]
         arrays = _old_files(walk, files, store, begin)
