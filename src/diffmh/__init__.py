@@ -11,6 +11,7 @@ from .adapters import from_numpyro as from_numpyro
 from .adapters import from_pymc as from_pymc
 from .alternatives import Transition as Transition
 from .check import check as check
+from .checkpoint import Checkpoint as Checkpoint
 from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
 from .couplings import Coupling as Coupling
@@ -26,6 +27,7 @@ from .couplings import TwoScale as TwoScale
 from .decisions import Acceptance as Acceptance
 from .decisions import Bernoulli as Bernoulli
 from .decisions import Categorical as Categorical
+from .draws import from_draws as from_draws
 from .estimators import Covariance as Covariance
 from .estimators import Estimator as Estimator
 from .estimators import Observation as Observation
@@ -62,9 +64,11 @@ from .proposals import Proposal as Proposal
 from .proposals import SpinFlip as SpinFlip
 from .proposals import TransitionMatrix as TransitionMatrix
 from .report import Report as Report
+from .sample import sample as sample
 from .trace import Trace as Trace
 from .trace import trace as trace
 from .tune import tune as tune
+from .until import Until as Until
 from .values import Value as Value
 
 __version__ = "0.1.0"

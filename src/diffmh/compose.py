@@ -32,8 +32,12 @@ class Composition(Differentiable):
         values = [e.per_chain(theta, key, *args) for e, key in self._with_keys(key)]
         return pseudo_values(self.phi, theta, tuple(values))
 
-    def run_chains(self, theta, key=None, *args):
-        runs = [e.run_chains(theta, key, *args) for e, key in self._with_keys(key)]
+    @property
+    def num_steps(self) -> int:
+        return sum(e.num_steps for e in self.expectations)
+
+    def run_chains(self, theta, key=None, *args, course=None):
+        runs = [e.run_chains(theta, key, *args, course=course) for e, key in self._with_keys(key)]
         theta = runs[0].theta
         means = tuple(run.unflatten(run.value) for run in runs)
         form = jax.eval_shape(

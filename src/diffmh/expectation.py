@@ -4,7 +4,9 @@ function.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +20,14 @@ from jaxtyping import Array, Float, Key, PyTree
 from . import _admission, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
+from .bar import Bar
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint
+from .course import Course, Round, round_key
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
 from .report import Report, RunChains, report
-from .simulation import Simulation, run
+from .simulation import Loop, Progress, Simulation, advance, joined, run
+from .until import Stopping, Until, until_of
 
 
 class Differentiable(ABC):
@@ -44,27 +50,79 @@ class Differentiable(ABC):
         """
 
     @abstractmethod
-    def run_chains(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> RunChains:
-        """Each chain's value and derivative, and what was counted on the way."""
+    def run_chains(
+        self,
+        theta: PyTree,
+        key: Key[Array, ""] | None = None,
+        *args: Any,
+        course: Course | None = None,
+    ) -> RunChains:
+        """Each chain's value and derivative, and what was counted on the way; of all the rounds
+        of a course, if there is one.
+        """
 
-    def run(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Report:
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Steps of all chains together in one call."""
+
+    def run(
+        self,
+        theta: PyTree,
+        key: Key[Array, ""] | None = None,
+        *args: Any,
+        progress: bool = False,
+        until: float | Until | None = None,
+        checkpoint: Checkpoint | str | os.PathLike | None = None,
+    ) -> Report:
         """Value and gradient, each with its standard error over the chains, and diagnostics.
 
+        - `progress`: a bar on stderr, where that is a terminal.
+        - `until`: run the chains again, with keys of their own, until the gradient is known this
+          well: `0.01` for an interval of ± 1 %, or a `diffmh.Until`.
+        - `checkpoint`: a directory, or a `diffmh.Checkpoint`. If the process is killed, the same
+          line goes on from there; the report is the same, bit for bit, as if nothing had happened.
+
         Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the
-        numbers.
+        numbers. A checkpoint of another problem, or a damaged one, is refused and left alone.
         """
         if self.num_chains < 2:
             raise ValueError(
                 "`.run` takes its errors from the chains and needs `num_chains` of at least 2, got"
                 " 1."
             )
-        chains = self.run_chains(theta, key, *args)
-        if not _validate.concrete(chains):
+        until, place = until_of(until), checkpoint_of(checkpoint)
+        if not _validate.concrete(theta, key, args):
             raise TypeError(
                 "`.run` makes a report for people and cannot be traced: call the expectation itself"
                 " instead."
             )
-        return report(chains)
+        with contextlib.ExitStack() as stack:
+            store = None if place is None else stack.enter_context(Store(place))
+            bar = stack.enter_context(Bar("run", 0, progress))
+            course = Course(bar, store)
+            made = self._reported(theta, key, args, course, until)
+            course.finish()
+        return made
+
+    def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
+        stopping = None if until is None else Stopping(until, self.num_chains, self.num_steps)
+        rounds = 1 if stopping is None else stopping.first_rounds
+        while True:
+            course.again(rounds)
+            chains = self.run_chains(theta, key, *args, course=course)
+            if not _validate.concrete(chains):
+                raise TypeError(
+                    "`.run` makes a report for people and cannot be traced: call the expectation"
+                    " itself instead."
+                )
+            made = report(chains)
+            if stopping is None:
+                return made
+            more = stopping.next_rounds(made, rounds)
+            if more == rounds:
+                return stopping.said(made, rounds)
+            rounds = more
 
 
 class Expectation(Differentiable):
@@ -93,17 +151,21 @@ class Expectation(Differentiable):
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
         return form.unflatten(differentiable(value, jacobian, theta, key, args))
 
-    def run_chains(self, theta, key=None, *args):
+    def run_chains(self, theta, key=None, *args, course=None):
         theta = not_differentiable(
             _validate.theta(theta),
             "`.run` and `.run_chains` report value and derivative of their own; to differentiate,"
             " call the expectation itself, or its `.per_chain`.",
         )
         simulation, form, theta, key, args = self._admit(theta, key, args)
-        outcome, jacobian = _diagnosed(simulation, theta, key, args)
+        outcome, jacobian = _followed(simulation, theta, key, args, course or Course())
         return RunChains(
             form.unflatten, theta, outcome.observed.value, jacobian, (outcome,), form.jumps
         )
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_chains * self.simulation.num_steps
 
     def _admit(self, theta, key, args):
         """Refuses what cannot be run, once for each form of the arguments, and what can be seen
@@ -220,3 +282,47 @@ def _diagnosed(simulation: Simulation, theta, key, args):
     return outcome, simulation.estimator.derivative(
         outcome.observed.estimator, outcome.observed.value
     )
+
+
+@eqx.filter_jit
+def _advance(simulation: Simulation, theta, key, args, first, last, progress: Progress):
+    progress, outcome = advance(simulation, theta, key, args, first, last, progress)
+    observed = outcome.observed
+    return progress, (outcome, simulation.estimator.derivative(observed.estimator, observed.value))
+
+
+@eqx.filter_jit
+def _unbegun(simulation: Simulation, theta, key, args) -> Progress:
+    """Zeros in the form of a run's progress."""
+    form = eqx.filter_eval_shape(Loop(simulation, theta, key, args, True, True).start)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+
+
+def _followed(simulation: Simulation, theta, key, args, course: Course):
+    """Outcome and derivative of all rounds of a course."""
+    loop = Loop(simulation, theta, key, args, True, True)
+    begin = _unbegun(simulation, theta, key, args)
+    stretch = lambda key, first, last, progress: _advance(
+        simulation, theta, key, args, jnp.int32(first), jnp.int32(last), progress
+    )
+    form = lambda: eqx.filter_eval_shape(lambda: stretch(key, 0, 1, begin)[1])
+
+    def problem():
+        lowered = _advance.lower(simulation, theta, key, args, jnp.int32(0), jnp.int32(1), begin)
+        kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
+        return fingerprint(lowered.as_text(), theta=theta, key=key, args=args, kernel=kernel)
+
+    def round_of(number: int) -> Round:
+        own = round_key(key, number)
+        if simulation.mesh is None:
+            advance = lambda first, last, progress: stretch(own, first, last, progress)
+            return Round(loop.num_blocks, begin, form, advance, problem)
+        # On several devices a round is one stretch.
+        whole = lambda first, last, progress: (None, _diagnosed(simulation, theta, own, args))
+        return Round(1, None, form, whole, problem)
+
+    results = course.follow(round_of)
+    if len(results) == 1:
+        return results[0]
+    jacobian = jnp.concatenate([slope for _, slope in results], axis=-1)
+    return joined([outcome for outcome, _ in results]), jacobian

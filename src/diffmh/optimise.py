@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _trees, _validate
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, restored
 from .expectation import Differentiable
 
 
@@ -53,6 +56,7 @@ def optimise(
     maximise: bool = False,
     average_from: float = 0.5,
     progress: bool | None = None,
+    checkpoint: Checkpoint | str | os.PathLike | None = None,
     name: str = "optimise",
 ) -> Ascent:
     """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new
@@ -70,6 +74,9 @@ def optimise(
     - `average_from`: the share of the iterations that the average leaves out. The gradients are
       random, so single iterates scatter about the optimum; their average scatters far less.
     - `progress`: a bar on stderr; by default where stderr is a terminal.
+    - `checkpoint`: a directory, or a `diffmh.Checkpoint`. If the process is killed, the same line
+      goes on from there, optimiser's state and all, and returns the same digits; with a larger
+      `num_iterations` it goes on beyond them.
 
     The step of iteration i is reproducible: its key is `jax.random.fold_in(key, i)`.
 
@@ -96,22 +103,16 @@ def optimise(
         )
     _refuse_unless_optimizer(optimizer)
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
-    state = optimizer.init(theta)
-    iterates: list[tuple[PyTree, _Evaluation]] = []
-    for i in _bar(num_iterations, progress, name):
-        found, new_theta, state = _step(
-            objective, optimizer, maximise, theta, state, jax.random.fold_in(key, i), args
-        )
-        if not all(
-            np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))
-        ):
-            raise FloatingPointError(
-                f"`optimise`: at iteration {i}, theta = {theta}, the objective is {found.value}"
-                " with gradient"
-                f" {found.gradient}: there is no direction to go."
-            )
-        iterates.append((theta, found))
-        theta = new_theta
+    place = checkpoint_of(checkpoint)
+    step = eqx.Partial(_step, objective, optimizer, maximise)
+    with contextlib.ExitStack() as stack:
+        store = None if place is None else stack.enter_context(Store(place))
+        path = _Path(step, theta, optimizer.init(theta), key, args, store)
+        for i in _bar(num_iterations, progress, name):
+            path.reach(i + 1)
+        path.keep()
+    last = path.theta_after(num_iterations)
+    iterates = path.iterates[:num_iterations]
     thetas, evaluations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *iterates)
     tail = int(average_from * num_iterations)
     average = jax.tree.map(lambda leaf: jnp.mean(leaf[tail:], axis=0), thetas)
@@ -121,9 +122,69 @@ def optimise(
         evaluations.value_error,
         evaluations.gradient,
         evaluations.gradient_error,
-        last=theta,
+        last=last,
         average=average,
     )
+
+
+class _Path:
+    """The iterates so far, and where the next one begins."""
+
+    def __init__(self, step, theta, state, key, args, store: Store | None):
+        self.step, self.key, self.args, self.store = step, key, args, store
+        self.theta, self.state = theta, state
+        self.iterates: list[tuple[PyTree, _Evaluation]] = []
+        self.problem: dict[str, str] = {}
+        if store is not None:
+            self._load(store)
+
+    def reach(self, count: int) -> None:
+        """Takes a step, if there are fewer."""
+        i = len(self.iterates)
+        if i >= count:
+            return
+        key = jax.random.fold_in(self.key, i)
+        found, theta, self.state = self.step(self.theta, self.state, key, self.args)
+        if not all(
+            np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))
+        ):
+            raise FloatingPointError(
+                f"`optimise`: at iteration {i}, theta = {self.theta}, the objective is"
+                f" {found.value} with gradient {found.gradient}: there is no direction to go."
+            )
+        self.iterates.append((self.theta, found))
+        self.theta = theta
+        if self.store is not None and self.store.due:
+            self.keep()
+
+    def theta_after(self, count: int) -> PyTree:
+        return self.theta if count == len(self.iterates) else self.iterates[count][0]
+
+    def keep(self) -> None:
+        """As a checkpoint, if there are any."""
+        if self.store is None:
+            return
+        iterates = zip(*(jax.tree.leaves(iterate) for iterate in self.iterates), strict=True)
+        now = jax.tree.leaves(eqx.filter((self.theta, self.state), eqx.is_array))
+        groups = {"iterates": [np.stack(leaves) for leaves in iterates], "now": now}
+        self.store.save(self.problem, groups)
+
+    def _load(self, store: Store) -> None:
+        step = (self.step.func, *self.step.args, self.theta, self.state, self.key, self.args)
+        lowered = eqx.filter_jit(lambda *step: step[0](*step[1:])).lower(*step)
+        self.problem = fingerprint(
+            lowered.as_text(), theta=self.theta, key=self.key, args=self.args
+        )
+        found = store.load()
+        if found is None:
+            return
+        store.refuse_another(self.problem, found[0])
+        arrays, rest = eqx.partition((self.theta, self.state), eqx.is_array)
+        form = eqx.filter_eval_shape(self.step, self.theta, self.state, self.key, self.args)[0]
+        like = (self.theta, form)
+        rows = zip(*found[1]["iterates"], strict=True)
+        self.iterates = [restored(row, like) for row in rows]
+        self.theta, self.state = eqx.combine(restored(found[1]["now"], arrays), rest)
 
 
 @eqx.filter_jit

@@ -411,3 +411,36 @@ def _run(simulation: Simulation, theta, key, args, differentiate: bool, diagnose
     block = lambda index, progress: loop.block(index, progress)
     progress = jax.lax.fori_loop(0, loop.num_blocks, block, loop.start())
     return loop.outcome(progress)
+
+
+@varying
+def advance(
+    simulation: Simulation,
+    theta: PyTree,
+    key: Key[Array, ""],
+    args: tuple[Any, ...],
+    first: Int[Array, ""],
+    last: Int[Array, ""],
+    progress: Progress,
+) -> tuple[Progress, Outcome]:
+    """Takes the chains through the blocks from `first` to before `last`, from their start if that
+    is block 0, with derivative and diagnosis. It is one program for every stretch, so that a run
+    has the same digits however it is cut.
+    """
+    loop = Loop(simulation, theta, key, args, True, True)
+    start = lambda _: loop.start()
+    progress = jax.lax.cond(first == 0, start, lambda progress: progress, progress)
+    block = lambda index, progress: loop.block(index, progress)
+    progress = jax.lax.fori_loop(first, last, block, progress)
+    return progress, loop.outcome(progress)
+
+
+def joined(outcomes: list[Outcome]) -> Outcome:
+    """Of several runs of the same simulation with different keys, as if all were chains of one."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *outcomes)
+    if isinstance(together.watch, Silent):
+        return together
+    # The stretches of a chain are as long in every run.
+    return eqx.tree_at(lambda o: o.watch.lengths, together, outcomes[0].watch.lengths)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ from .. import _trees, _validate
 from .._differentiable import differentiable, differentiable_by
 from .._lowering import compat
 from .._lowering.chains import mapped_over_chains
+from ..course import Course, Round, round_key
 from ..expectation import Differentiable
 from ..report import Report, RunChains
 from . import derivative
@@ -84,22 +85,37 @@ class Expectation(Differentiable):
         flat = self._by_surrogate(run, self.of_many, self.num_chains)
         return jax.vmap(run.unflatten(), in_axes=-1)(flat)
 
-    def run_chains(self, theta, key=None, *args):
+    @property
+    def num_steps(self) -> int:
+        """A run of the program counts as one."""
+        return self.num_chains
+
+    def run_chains(self, theta, key=None, *args, course=None):
         run = self._admit(theta, key, args, {})
         if not _validate.concrete(run):
             raise TypeError(
                 "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
                 " instead."
             )
-        keys = jax.random.split(run.key, self.num_chains)
-        found = find(self.of_many, Runs(run, keys, self._backward(run)))
+        reverse = self._backward(run)
+
+        def advance(number: int, *_):
+            keys = jax.random.split(round_key(run.key, number), self.num_chains)
+            return None, find(self.of_many, Runs(run, keys, reverse))
+
+        def round_of(number: int) -> Round:
+            once = functools.partial(advance, number)
+            return Round(1, None, _no_checkpoint, once, _no_checkpoint)
+
+        results = (course or Course()).follow(round_of)
+        found = results[0] if len(results) == 1 else _pooled(results)
         return RunChains(
             jax.vmap(run.unflatten(), in_axes=-1),
             run.theta,
             found.value,
             found.jacobian,
             (),
-            notes=(*notes(self.of_many, found), f"{self.num_chains:,} replicates"),
+            notes=(*notes(self.of_many, found), f"{found.value.shape[-1]:,} replicates"),
             warnings=disagreement(found),
         )
 
@@ -145,6 +161,20 @@ class Expectation(Differentiable):
         array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
         args, options = jax.tree.map(array, (args, options))
         return Run(self.program, theta, key, args, options)
+
+
+def _pooled(rounds: list[Found]) -> Found:
+    """The replicates of several rounds; what the others would have had is told of the first."""
+    join = lambda parts: jnp.concatenate(parts, axis=-1)
+    value, slope = (join([getattr(one, name) for one in rounds]) for name in ("value", "jacobian"))
+    return Found(value, slope, rounds[0].others)
+
+
+def _no_checkpoint() -> NoReturn:
+    raise TypeError(
+        "`checkpoint=...` is for chains: a run of a `sad` program is too short to be interrupted."
+        " Keep the reports of several runs, with keys of their own."
+    )
 
 
 def find(estimator: Estimator, runs: Runs) -> Found:

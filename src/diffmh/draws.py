@@ -1,0 +1,312 @@
+"""from_draws: the derivative of a posterior expectation from anybody's draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from . import _trees, _validate
+from ._admission import Unflatten
+from ._differentiable import not_differentiable
+from ._lowering import compat
+from .report import Report, RunChains, report
+from .simulation import flatten
+
+# A batch is so many autocorrelation times long: its mean's variance is then 2 or 3 % too small.
+_TIMES, _MOST_BATCHES, _LEAST_BATCHES = 20, 400, 8
+# Draws that are evaluated at once, and series whose autocorrelation is looked at.
+_AT_ONCE, _MOST_SERIES = 1024, 256
+
+
+class FromDraws(eqx.Module):
+    """`E[f(θ, x)]` over draws of `x`, and its derivative; made by `diffmh.from_draws`."""
+
+    f: Callable[..., PyTree]
+    log_density: Callable[..., Array]
+    draws: PyTree
+
+    def __repr__(self) -> str:
+        chains, count = _shape(self.draws)
+        return f"FromDraws({chains} chains of {count:,} draws)"
+
+    def run(self, theta: PyTree, *args: Any) -> Report:
+        """Value and gradient at the theta from whose posterior the draws are, with errors that know
+        of their autocorrelation.
+        """
+        theta = not_differentiable(
+            _validate.theta(theta),
+            "`from_draws(...).run` reports value and derivative of its own, and its draws are those"
+            " of one theta: nothing else can be differentiated.",
+        )
+        theta = _trees.strong(theta)
+        args = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf, args
+        )
+        one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), self.draws
+        )
+        f = lambda theta, x: _validate.numbers(self.f(theta, x, *args), "`f`")
+        form = jax.eval_shape(f, theta, one)
+        _refuse_unless_scalar(jax.eval_shape(self.log_density, theta, one, *args))
+        explicit = compat.depends_on(f, theta, one)
+        found = _evaluate(self.f, self.log_density, theta, self.draws, args, explicit)
+        return _summary(_Found(*(np.asarray(part, float) for part in found)), theta, form)
+
+
+def from_draws(
+    f: Callable[..., PyTree],
+    log_density: Callable[..., Array],
+    draws: Any,
+    *,
+    state: Callable[[PyTree], PyTree] | None = None,
+) -> FromDraws:
+    """Value and derivative of a posterior expectation from draws that are there already: of NUTS in
+    NumPyro, Stan or PyMC, or of `diffmh.sample`.
+
+        d/dθ E[f(θ, x)] = Cov(f(θ, x), ∂_θ log g(θ, x)) + E[∂_θ f(θ, x)]
+
+    over the draws, with `g` the unnormalised density that they were drawn from. It holds for
+    parameters of the density, and if the chains have forgotten where they began. Only the terms of
+    `log_density` that contain both θ and `x` count, so a prior's alone will often do; and as the
+    Jacobian of a change of variables does not depend on θ, draws may be in any of them.
+
+    Errors come from the means over batches of successive draws, each some 20 autocorrelation times
+    long (of f, and of the terms of the covariance), with Student's quantile for their number in
+    `Report.interval`; chains that disagree become batches themselves.
+
+    **Arguments**
+
+    - `f(theta, x, *args)`: a pytree of real arrays. `log_density(theta, x, *args)`: a scalar.
+    - `draws`: an ArviZ `DataTree` or `InferenceData`, of which `posterior` is taken; or a dict or
+      any pytree of arrays `(chain, draw, ...)`. A state `x` has the same form without the two axes:
+      of ArviZ's a dict by the variables' names.
+    - `state`: a function that makes of such an `x` what `f` and `log_density` expect.
+
+    **Returns** an object with `.run(theta, *args) -> Report`, where θ must be the one that the
+    draws were made with.
+
+    **Refused**: arrays that disagree about chains and draws, draws that are not finite, fewer than
+    16 of them.
+
+    >>> import jax, jax.numpy as jnp, diffmh
+    >>> draws = {"x": 0.5 + jax.random.normal(jax.random.key(0), (4, 1_000))}      # N(θ, 1)
+    >>> log_normal = lambda theta, x: -0.5 * (x["x"] - theta) ** 2
+    >>> report = diffmh.from_draws(lambda theta, x: x["x"] ** 2, log_normal, draws).run(0.5)
+    >>> low, high = report.interval(0.999)[1]
+    >>> bool(low < 2 * 0.5 < high)                                  # E = θ² + 1
+    True
+    """
+    where = "from_draws(f, log_density, draws)"
+    _validate.function(f, where, "f", "f(theta, x, *args) -> pytree of real arrays")
+    _validate.function(log_density, where, "log_density", "log_density(theta, x, *args) -> scalar")
+    arrays = _arrays(draws)
+    if state is not None:
+        _validate.function(state, where, "state", "state(x) -> what f and log_density expect")
+        arrays = jax.vmap(jax.vmap(state))(arrays)
+    _refuse_unless_draws(arrays)
+    return FromDraws(f, log_density, arrays)
+
+
+def _arrays(draws: Any) -> PyTree:
+    """The posterior's variables by name, or the pytree itself."""
+    posterior = draws
+    if not isinstance(draws, Mapping) or hasattr(draws, "children"):
+        posterior = getattr(draws, "posterior", draws)
+    if hasattr(posterior, "data_vars"):
+        named = {}
+        for name, variable in posterior.data_vars.items():
+            if not {"chain", "draw"} <= set(variable.dims):
+                raise ValueError(
+                    f"`from_draws(draws=...)`: {name!r} has dimensions {variable.dims}, not 'chain'"
+                    " and 'draw'."
+                )
+            named[str(name)] = np.asarray(variable.transpose("chain", "draw", ...))
+        return _trees.strong(named)
+    return _trees.strong(_validate.numbers(posterior, "`from_draws(draws=...)`"))
+
+
+def _refuse_unless_draws(arrays: PyTree) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    if not leaves:
+        raise TypeError("`from_draws(draws=...)` holds no arrays.")
+    shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
+    if len({shape[:2] for shape in shapes.values()}) > 1 or len(leaves[0][1].shape) < 2:
+        raise ValueError(
+            "`from_draws(draws=...)`: every array must begin with the axes (chain, draw), the same"
+            f" for all, got shapes {shapes}. Of NumPyro take `get_samples(group_by_chain=True)`."
+        )
+    chains, count = leaves[0][1].shape[:2]
+    if chains * count < 2 * _LEAST_BATCHES:
+        raise ValueError(
+            f"`from_draws(draws=...)` needs at least {2 * _LEAST_BATCHES} draws for an error, got"
+            f" {chains} × {count}."
+        )
+    for path, leaf in leaves:
+        if not bool(jnp.all(jnp.isfinite(leaf))):
+            raise ValueError(
+                f"`from_draws(draws=...)`: `draws{jax.tree_util.keystr(path)}` is not finite."
+            )
+
+
+def _refuse_unless_scalar(density: Any) -> None:
+    if getattr(density, "shape", None) != ():
+        raise TypeError(
+            f"`log_density` must return a scalar, got shape {getattr(density, 'shape', density)}:"
+            " add the terms up with `jnp.sum`."
+        )
+
+
+def _shape(draws: PyTree) -> tuple[int, int]:
+    chains, count = jax.tree.leaves(draws)[0].shape[:2]
+    return chains, count
+
+
+@eqx.filter_jit
+def _evaluate(f, log_density, theta, draws, args, explicit: bool):
+    """f, `∂_θ log g` and `∂_θ f` at each draw: shapes `(C, n, F)`, `(C, n, P)` and `(C, n, P, F)`,
+    the last of no draws if f does not depend on θ.
+    """
+    flat_theta, unravel = ravel_pytree(theta)
+    value = lambda flat, x: flatten(f(unravel(flat), x, *args))
+
+    def one(x):
+        score = jax.grad(lambda flat: log_density(unravel(flat), x, *args))(flat_theta)
+        slope = jax.jacfwd(value)(flat_theta, x).T if explicit else jnp.zeros(())
+        return value(flat_theta, x), score, slope
+
+    shape = _shape(draws)
+    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
+    found = jax.lax.map(one, joined, batch_size=_AT_ONCE)
+    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """At each draw; `slope` has no axes of P and F where f does not depend on θ."""
+
+    value: Float[np.ndarray, "C n F"]
+    score: Float[np.ndarray, "C n P"]
+    slope: Float[np.ndarray, "C n *PF"]
+
+    def batches(self, count: int) -> tuple[Float[np.ndarray, "F B"], Float[np.ndarray, "P F B"]]:
+        """Value and derivative of `count` stretches of each chain, whose means are those of all
+        draws. In double precision: covariances are small differences.
+
+        As for `Covariance()`, batch b gets `Cov_b + B/(B − 1) (f̄_b − f̄)(s̄_b − s̄)`, which is free of
+        the bias from f̄ and s̄ where batches are independent.
+        """
+        chains, draws = self.value.shape[:2]
+        length = draws // count
+        # Without the first few draws, where the length does not divide the chain.
+        split = lambda leaf: leaf[:, draws - count * length :].reshape(
+            chains * count, length, *leaf.shape[2:]
+        )
+        value, score = split(self.value), split(self.score)
+        mean = value.mean(axis=(0, 1))
+        value, score = value - mean, score - score.mean(axis=(0, 1))
+        means = value.mean(axis=1), score.mean(axis=1)
+        between = np.einsum("bp,bf->bpf", means[1], means[0])
+        within = np.einsum("blp,blf->bpf", score, value) / length - between
+        slope = within + between * (chains * count / (chains * count - 1))
+        if self.slope.ndim > 2:
+            slope = slope + split(self.slope).mean(axis=1)
+        return np.moveaxis(means[0] + mean, 0, -1), np.moveaxis(slope, 0, -1)
+
+    def series(self) -> Float[np.ndarray, "S C n"]:
+        """What is averaged: f, and the terms of the covariance, or as many of them as can be looked
+        at.
+        """
+        value = self.value - self.value.mean(axis=(0, 1))
+        score = self.score - self.score.mean(axis=(0, 1))
+        pairs = [(p, i) for p in range(score.shape[-1]) for i in range(value.shape[-1])]
+        pairs = pairs[:: -(-len(pairs) // _MOST_SERIES)]
+        terms = [score[..., p] * value[..., i] for p, i in pairs]
+        if self.slope.ndim > 2:
+            terms = [t + self.slope[..., p, i] for t, (p, i) in zip(terms, pairs, strict=True)]
+        entries = range(0, value.shape[-1], -(-value.shape[-1] // _MOST_SERIES))
+        return np.stack([*(value[..., i] for i in entries), *terms])
+
+
+def _summary(found: _Found, theta: PyTree, form: PyTree) -> Report:
+    chains, draws = found.value.shape[:2]
+    series = found.series()
+    time = max(autocorrelation_time(one) for one in series)
+    count = _batches_per_chain(chains, draws, time)
+    value, jacobian = found.batches(count)
+    shapes = tuple(leaf.shape for leaf in jax.tree.leaves(form))
+    agreement = max(split_r_hat(one) for one in series)
+    made = report(
+        RunChains(
+            Unflatten(jax.tree.structure(form), shapes),
+            theta,
+            value,
+            jacobian,
+            (),
+            notes=(
+                f"by the covariance identity, from {chains} chains of {draws:,} draws in"
+                f" {chains * count} batches; autocorrelation time {time:.3g}",
+            ),
+            warnings=tuple(_warnings(chains, draws, count, time, agreement)),
+        )
+    )
+    spread = found.value.reshape(-1, found.value.shape[-1]).var(axis=0)
+    error = value.std(axis=-1, ddof=1) / math.sqrt(value.shape[-1])
+    effective = np.where(error > 0, spread / np.where(error > 0, error**2, 1.0), np.nan)
+    like = Unflatten(jax.tree.structure(form), shapes)(jnp.asarray(effective)[:, None])
+    return dataclasses.replace(made, effective_samples=jax.tree.map(lambda leaf: leaf[0], like))
+
+
+def _warnings(chains: int, draws: int, count: int, time: float, agreement: float):
+    if chains * count < _LEAST_BATCHES or draws < _TIMES * time / 2:
+        yield (
+            f"the draws are worth few independent ones: their autocorrelation time is {time:.3g},"
+            f" and a chain has {draws:,}. Draw longer chains."
+        )
+    if agreement > 1.05:
+        yield (
+            f"the chains disagree (split R̂ = {agreement:.3f}, of f or of its covariance with the"
+            " score): draw longer chains, or find out why they stay apart."
+        )
+
+
+def _batches_per_chain(chains: int, draws: int, time: float) -> int:
+    """As many as keep a batch `_TIMES` autocorrelation times long, where the chains are long
+    enough; a divisor of their length if one is near.
+    """
+    least = -(-_LEAST_BATCHES // chains) if chains < 4 else 1
+    most = max(least, min(int(draws / (_TIMES * time)), _MOST_BATCHES // chains, draws // 2))
+    divisors = [count for count in range(max(least, most // 2), most + 1) if draws % count == 0]
+    return max(divisors, default=most)
+
+
+def autocorrelation_time(series: Float[np.ndarray, "C n"]) -> float:
+    """`1 + 2 Σ ρ_k` about the mean of all chains, summed up to the first lag beyond five times
+    itself (Sokal 1997); at least 1.
+    """
+    draws = series.shape[-1]
+    centred = series - series.mean()
+    spectrum = np.abs(np.fft.rfft(centred, 2 * draws)) ** 2
+    covariance = np.fft.irfft(spectrum.mean(axis=0))[:draws] / draws
+    if not covariance[0] > 0:
+        return 1.0
+    times = 2 * np.cumsum(covariance / covariance[0]) - 1
+    enough = np.arange(draws) >= 5 * times
+    return max(1.0, float(times[np.argmax(enough)] if enough.any() else draws))
+
+
+def split_r_hat(series: Float[np.ndarray, "C n"]) -> float:
+    """`√((n − 1)/n + B/W)` over the halves of the chains (Gelman and others 2013)."""
+    half = series.shape[-1] // 2
+    halves = np.concatenate([series[:, :half], series[:, half : 2 * half]])
+    within = halves.var(axis=-1, ddof=1).mean()
+    between = halves.mean(axis=-1).var(ddof=1)
+    return math.sqrt((half - 1) / half + between / within) if within > 0 else 1.0
