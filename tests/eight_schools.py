@@ -31,3 +31,12 @@ def model():
     with numpyro.plate("schools", 8):
         eta = numpyro.sample("eta", dist.Normal(0.0, 1.0))
         numpyro.sample("effects", dist.Normal(mu + tau * eta, ERRORS), obs=EFFECTS)
+
+
+def hierarchical(effects, errors, mu_scale, tau_scale):
+    """The same model with its data and the scales of its priors as arguments."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, mu_scale))
+    tau = numpyro.sample("tau", dist.HalfCauchy(tau_scale))
+    with numpyro.plate("schools", 8):
+        eta = numpyro.sample("eta", dist.Normal(0.0, 1.0))
+        numpyro.sample("effects", dist.Normal(mu + tau * eta, errors), obs=effects)

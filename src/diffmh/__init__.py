@@ -65,6 +65,8 @@ from .proposals import SpinFlip as SpinFlip
 from .proposals import TransitionMatrix as TransitionMatrix
 from .report import Report as Report
 from .sample import sample as sample
+from .sensitivity import Sensitivity as Sensitivity
+from .sensitivity import sensitivity as sensitivity
 from .trace import Trace as Trace
 from .trace import trace as trace
 from .tune import tune as tune

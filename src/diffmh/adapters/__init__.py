@@ -1,4 +1,4 @@
-"""Models as people have them already: from NumPyro and PyMC to a density, a start and a derivative."""
+"""Models as people have them: from NumPyro and PyMC to a density, a start and a derivative."""
 
 from .from_numpyro import from_numpyro as from_numpyro
 from .from_pymc import from_pymc as from_pymc

@@ -24,6 +24,10 @@ class _Model(eqx.Module):
     discrete: tuple[str, ...] = eqx.field(static=True)
     continuous: tuple[str, ...] = eqx.field(static=True)
 
+    @property
+    def latent(self) -> tuple[str, ...]:
+        return (*self.continuous, *self.discrete)
+
     def _given(self, x: Sites) -> Callable[..., Any]:
         """The model with its discrete sites in place."""
         from numpyro import handlers
@@ -36,6 +40,38 @@ class _Model(eqx.Module):
         rest = {name: x[name] for name in self.continuous}
         return -potential_energy(self._given(x), self.args, {**self.kwargs, **theta}, rest)
 
+    def log_prior(self, theta: Sites, x: Sites):
+        terms = self._log_probs(theta, x)
+        return sum(terms[name] for name in self.latent)
+
+    def log_likelihood(self, theta: Sites, x: Sites):
+        terms = self._log_probs(theta, x)
+        return sum((term for name, term in terms.items() if name not in self.latent), jnp.zeros(()))
+
+    def _log_probs(self, theta: Sites, x: Sites) -> dict[str, Any]:
+        """The log probability of each site, latent or observed."""
+        from numpyro.infer.util import compute_log_probs
+
+        sites = self.constrain(theta, x)
+        latent = {name: sites[name] for name in self.latent}
+        return compute_log_probs(self.model, self.args, {**self.kwargs, **theta}, latent)[0]
+
+    def unconstrain(self, theta: Sites, sites: Sites) -> Sites:
+        free = {
+            name: biject(site).inv(site["value"])
+            for name, site in self._at(theta, sites).items()
+            if name in self.continuous
+        }
+        return {**free, **{name: jnp.asarray(sites[name], int) for name in self.discrete}}
+
+    def _at(self, theta: Sites, sites: Sites) -> dict[str, Any]:
+        """The latent sites of the model where they have these values."""
+        from numpyro import handlers
+
+        given = handlers.substitute(self.model, data=sites)
+        traced = handlers.trace(given).get_trace(*self.args, **self.kwargs, **theta)
+        return {name: traced[name] for name in self.latent}
+
     def constrain(self, theta: Sites, x: Sites) -> Sites:
         from numpyro.infer.util import constrain_fn
 
@@ -45,9 +81,15 @@ class _Model(eqx.Module):
         return {**sites, **{name: x[name] for name in self.discrete}}
 
 
+def biject(site: dict[str, Any]) -> Any:
+    """NumPyro's transform of the reals to a site's support."""
+    from numpyro.distributions import biject_to
+
+    return biject_to(site["fn"].support)
+
+
 class _Start(eqx.Module):
-    """A start by an initialisation strategy of NumPyro's; discrete sites are drawn from the prior.
-    """
+    """A start by one of NumPyro's strategies; discrete sites are drawn from the prior."""
 
     model: _Model
     theta: Sites
@@ -55,16 +97,14 @@ class _Start(eqx.Module):
 
     def __call__(self, key) -> Sites:
         from numpyro import handlers
-        from numpyro.distributions import biject_to
 
         seeded = handlers.seed(self.model.model, key)
         started = handlers.substitute(seeded, substitute_fn=self.strategy)
         kwargs = {**self.model.kwargs, **self.theta}
         sites = handlers.trace(started).get_trace(*self.model.args, **kwargs)
-        free = lambda site: biject_to(site["fn"].support).inv(site["value"])
-        start = {name: free(sites[name]) for name in self.model.continuous}
-        labels = {name: jnp.asarray(sites[name]["value"], int) for name in self.model.discrete}
-        return {**start, **labels}
+        return self.model.unconstrain(
+            self.theta, {name: sites[name]["value"] for name in self.model.latent}
+        )
 
 
 def from_numpyro(
@@ -109,7 +149,10 @@ def from_numpyro(
     counts = {name: _num_values(site["fn"].support) for name, site in discrete.items()}
     return Posterior(
         with_data.log_density,
+        with_data.log_prior,
+        with_data.log_likelihood,
         with_data.constrain,
+        with_data.unconstrain,
         _Start(with_data, theta, strategy),
         theta,
         {name: count for name, count in counts.items() if count is not None},

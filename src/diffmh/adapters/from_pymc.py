@@ -14,19 +14,20 @@ from .posterior import Posterior, Sites, checked_theta
 
 
 class _Graph(eqx.Module):
-    """A graph of PyTensor's as a JAX function of the hyperparameters and the state."""
+    """A graph of PyTensor's as a JAX function of the hyperparameters and its inputs."""
 
     function: Callable[..., Any]
     parameters: tuple[str, ...] = eqx.field(static=True)
     inputs: tuple[str, ...] = eqx.field(static=True)
     outputs: tuple[str, ...] = eqx.field(static=True)
 
-    def log_density(self, theta: Sites, x: Sites) -> Array:
-        return self(theta, x)[self.outputs[0]]
-
     def __call__(self, theta: Sites, x: Sites) -> Sites:
         given = [theta[name] for name in self.parameters] + [x[name] for name in self.inputs]
         return dict(zip(self.outputs, self.function(*given), strict=True))
+
+    def only(self, theta: Sites, x: Sites) -> Array:
+        """Its one output."""
+        return self(theta, x)[self.outputs[0]]
 
 
 class _Start(eqx.Module):
@@ -54,10 +55,6 @@ def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
     ...     pm.Normal("y", mean, 1, observed=[1.0, 2.0])
     >>> posterior = diffmh.from_pymc(model, theta={"scale": 1.0})            # doctest: +SKIP
     """
-    import pytensor.tensor as pt
-    from pymc.sampling.jax import get_jaxified_graph
-    from pytensor.graph.replace import clone_replace
-
     theta = checked_theta(theta, "from_pymc(model, theta=...)")
     data = {variable.name: variable for variable in model.data_vars}
     unknown = sorted(set(theta) - set(data))
@@ -66,22 +63,66 @@ def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
             f"`from_pymc(model, theta=...)`: {unknown} are not data of the model, which has"
             f" {sorted(data)}: declare hyperparameters with `pm.Data(name, value)`."
         )
-    names = tuple(theta)
-    stands_for = {
-        data[name]: pt.tensor(name, shape=np.shape(theta[name]), dtype=str(theta[name].dtype))
-        for name in names
-    }
-    values = model.value_vars
-    free = [*model.free_RVs, *model.deterministics]
-
-    def as_function(graphs: list[Any], outputs: tuple[str, ...]) -> _Graph:
-        cast = {shared: given.astype(shared.dtype) for shared, given in stands_for.items()}
-        inputs = [*stands_for.values(), *values]
-        function = get_jaxified_graph(inputs=inputs, outputs=clone_replace(graphs, cast))
-        return _Graph(function, names, tuple(value.name for value in values), outputs)
-
-    density = as_function([model.logp()], ("log density",))
-    sites = as_function(model.replace_rvs_by_values(free), tuple(site.name for site in free))
+    graph = _Graphs(theta, {name: data[name] for name in theta})
+    values, free = model.value_vars, model.free_RVs
+    sites = [*free, *model.deterministics]
+    names = tuple(value.name for value in values)
+    density = graph.jaxified(values, [model.logp()], ("log density",))
+    prior = graph.jaxified(values, [model.logp(vars=free, jacobian=False)], ("log prior",))
+    observed = [*model.observed_RVs, *model.potentials]
+    likelihood = graph.jaxified(values, [model.logp(vars=observed)], ("log likelihood",))
+    constrain = graph.jaxified(values, model.replace_rvs_by_values(sites), _names(sites))
+    inputs = {variable: variable.type(name=variable.name) for variable in free}
+    forward = [_forward(model, variable, inputs) for variable in free]
+    unconstrain = graph.jaxified(list(inputs.values()), forward, names)
     point = model.initial_point()
-    start = {value.name: jnp.asarray(point[value.name]) for value in values}
-    return Posterior(density.log_density, sites, _Start(start), theta, {})
+    start = {name: jnp.asarray(point[name]) for name in names}
+    return Posterior(
+        density.only,
+        prior.only,
+        likelihood.only,
+        constrain,
+        unconstrain,
+        _Start(start),
+        theta,
+        {},
+    )
+
+
+class _Graphs:
+    """Graphs of a model with some of its data as inputs."""
+
+    def __init__(self, theta: Sites, data: dict[str, Any]):
+        import pytensor.tensor as pt
+
+        self.names = tuple(theta)
+        self.inputs = [
+            pt.tensor(name, shape=np.shape(theta[name]), dtype=str(theta[name].dtype))
+            for name in theta
+        ]
+        self.stands_for = {
+            data[given.name]: given.astype(data[given.name].dtype) for given in self.inputs
+        }
+
+    def jaxified(self, inputs: list[Any], outputs: list[Any], names: tuple[str, ...]) -> _Graph:
+        from pymc.sampling.jax import get_jaxified_graph
+        from pytensor.graph.replace import clone_replace
+
+        graphs = clone_replace(outputs, self.stands_for)
+        function = get_jaxified_graph(inputs=[*self.inputs, *inputs], outputs=graphs)
+        return _Graph(function, self.names, _names(inputs), names)
+
+
+def _names(variables: list[Any]) -> tuple[str, ...]:
+    return tuple(variable.name for variable in variables)
+
+
+def _forward(model: Any, variable: Any, inputs: dict[Any, Any]) -> Any:
+    """A variable's unconstrained value, as a graph of the values of all variables."""
+    from pytensor.graph.replace import clone_replace
+
+    transform = model.rvs_to_transforms[variable]
+    if transform is None:
+        return inputs[variable]
+    free = transform.forward(variable, *variable.owner.inputs)
+    return clone_replace([free], inputs)[0]

@@ -1,4 +1,4 @@
-"""A posterior: the density of somebody's model, its start, and its sites as the model names them."""
+"""A posterior: the density of somebody's model, its start, and its sites by name."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ class Posterior(eqx.Module):
     - `log_density(theta, x)`: the joint log density of latent sites and data on unconstrained
       states, the transforms' volume included. A state is a dictionary: real arrays by the names of
       the continuous sites, integers by those of the discrete ones.
-    - `constrain(theta, x)`: the sites as the model knows them, deterministic ones included.
+    - `log_prior(theta, x)`, `log_likelihood(theta, x)`: its parts; the volume belongs to neither.
+    - `constrain(theta, x)`: the sites as the model knows them, deterministic ones included;
+      `unconstrain(theta, sites)` takes them back.
     - `init(key)`: a start by the model's own rule.
     - `theta`: the hyperparameters, by name.
     - `num_values`: for discrete sites of `0, ..., n − 1`, their n.
     """
 
     log_density: Callable[[Sites, Sites], Array]
+    log_prior: Callable[[Sites, Sites], Array]
+    log_likelihood: Callable[[Sites, Sites], Array]
     constrain: Callable[[Sites, Sites], Sites]
+    unconstrain: Callable[[Sites, Sites], Sites]
     init: Callable[[Key[Array, ""]], Sites]
     theta: Sites
     num_values: dict[str, int] = eqx.field(static=True)
 
-    def kernel(
-        self, scale: Any = None, proposals: dict[str, Proposal] | None = None
-    ) -> Kernel:
+    def kernel(self, scale: Any = None, proposals: dict[str, Proposal] | None = None) -> Kernel:
         """A walk of `scale` on all continuous sites at once, `2.38/√d` if left out, in turn with a
         proposal for each discrete site: one label at a time, or what `proposals` says by name.
 

@@ -1,0 +1,208 @@
+"""Models of NumPyro and PyMC: closed forms, and finite differences of long NUTS runs."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from eight_schools import EFFECTS, ERRORS, hierarchical
+from sklearn.datasets import load_diabetes
+
+import diffmh
+
+KEY = jax.random.key(0)
+FOLDER = pathlib.Path(__file__).parent
+
+# Derivative and its error, by `nuts_differences.py` (steps of 1: the second difference is far below
+# the error).
+BY_NUTS = {}
+
+
+def conjugate(y, scale):
+    mean = numpyro.sample("mean", dist.Normal(0.0, scale))
+    numpyro.deterministic("twice", 2 * mean)
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def rows_by_name(table):
+    return {(row.quantity, row.hyperparameter): row for row in table.rows}
+
+
+def z_scores(table, exact: dict, level=0.95) -> np.ndarray:
+    """`exact` has values, or values with errors of their own."""
+    from scipy.stats import norm
+
+    rows, found = rows_by_name(table), []
+    for name, truth in exact.items():
+        value, error = truth if isinstance(truth, tuple) else (truth, 0.0)
+        row = rows[name]
+        own = (row.high - row.low) / 2 / norm.ppf(0.5 + level / 2)
+        found.append((row.derivative - value) / np.hypot(own, error))
+    return np.array(found)
+
+
+def test_a_conjugate_model():
+    """E = s² Σy / (1 + n s²), for the mean and what is deterministic of it."""
+    y = jnp.array([1.0, 2.0, 0.5])
+    posterior = diffmh.from_numpyro(conjugate, y, theta={"scale": 0.8})
+    f = lambda theta, sites: {name: sites[name] for name in ("mean", "twice")}
+    length = {"num_samples": 4_000, "burn_in": 100, "num_chains": 64}
+    table = diffmh.sensitivity(posterior, f, KEY, **length)
+    exact = jax.grad(lambda s: s**2 * jnp.sum(y) / (1 + 3 * s**2))(0.8)
+    wanted = {("mean", "scale"): exact, ("twice", "scale"): 2 * exact}
+    assert np.abs(z_scores(table, wanted)).max() < 4
+
+
+def test_the_powers_of_prior_and_likelihood():
+    """With p(x)^a p(y|x)^b, E = b Σy / (a/s² + b n)."""
+    y, s = jnp.array([1.0, 2.0, 0.5]), 0.8
+    posterior = diffmh.from_numpyro(conjugate, y, theta={"scale": s})
+    precision = 1 / s**2 + 3
+    exact = jnp.sum(y) / precision + jnp.sqrt(1 / precision) * jax.random.normal(KEY, (4, 20_000))
+    table = diffmh.sensitivity(posterior, lambda t, z: z["mean"], draws={"mean": exact})
+    mean = lambda a, b: b * jnp.sum(y) / (a / s**2 + 3 * b)
+    by_a, by_b = jax.grad(mean, argnums=(0, 1))(1.0, 1.0)
+    wanted = {("f", "power of the prior"): by_a, ("f", "power of the likelihood"): by_b}
+    assert np.abs(z_scores(table, wanted)).max() < 4
+
+
+def regression(features, target, prior_scale):
+    beta = numpyro.sample("beta", dist.Normal(0.0, prior_scale).expand([10]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ beta, 0.7), obs=target)
+
+
+def test_diabetes_regression():
+    """All ten coefficients by the prior's scale, from draws of the exact posterior."""
+    data = load_diabetes()
+    features = data.data / data.data.std(axis=0)
+    target = (data.target - data.target.mean()) / data.target.std()
+
+    def posterior_mean(scale):
+        precision = features.T @ features / 0.49 + np.eye(10) / scale**2
+        return np.linalg.solve(precision, features.T @ target / 0.49), precision
+
+    scale, step = 0.1, 1e-4
+    mean, precision = posterior_mean(scale)
+    exact = (posterior_mean(scale + step)[0] - posterior_mean(scale - step)[0]) / (2 * step)
+    root = np.linalg.cholesky(np.linalg.inv(precision))
+    drawn = mean + np.random.default_rng(0).normal(size=(4, 5_000, 10)) @ root.T
+    posterior = diffmh.from_numpyro(
+        regression, jnp.asarray(features), jnp.asarray(target), theta={"prior_scale": scale}
+    )
+    table = diffmh.sensitivity(posterior, lambda t, z: z["beta"], draws={"beta": drawn})
+    wanted = {(f"[{i}]", "prior_scale"): exact[i] for i in range(10)}
+    assert np.abs(z_scores(table, wanted)).max() < 4
+    assert np.abs(z_scores(table, {k: 1.1 * v for k, v in wanted.items()})).max() > 4
+
+
+def labelled(y, logit):
+    label = numpyro.sample("label", dist.Categorical(logits=jnp.stack([logit, 0.0, 0.5])))
+    mean = numpyro.sample("mean", dist.Normal(jnp.array([-2.0, 0.0, 3.0])[label], 1.0))
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_a_discrete_site_is_an_integer():
+    """With the mean summed out, P(label | y) ∝ w_label N(y; m_label, 2)."""
+    posterior = diffmh.from_numpyro(labelled, 0.7, theta={"logit": 0.3})
+    assert posterior.num_values == {"label": 3}
+    fraction = posterior.expectation(
+        lambda theta, sites: sites["label"] == jnp.arange(3),
+        posterior.kernel(2.0),
+        num_samples=2_000,
+        burn_in=50,
+        num_chains=256,
+    )
+
+    def exact(logit):
+        log_weight = jnp.stack([logit, 0.0, 0.5])
+        return jax.nn.softmax(log_weight - (0.7 - jnp.array([-2.0, 0.0, 3.0])) ** 2 / 4)
+
+    report = fraction.run(posterior.theta, KEY)
+    truth = jax.jacobian(exact)(0.3)
+    z = (report.gradient["logit"] - truth) / report.gradient_error["logit"]
+    assert np.abs(z).max() < 4
+    assert np.abs((report.value - exact(0.3)) / report.value_error).max() < 4
+
+
+def test_eight_schools_from_numpyro():
+    posterior = diffmh.from_numpyro(
+        hierarchical, EFFECTS, ERRORS, theta={"mu_scale": 5.0, "tau_scale": 5.0}
+    )
+    table = diffmh.sensitivity(
+        posterior,
+        lambda theta, sites: {name: sites[name] for name in ("mu", "tau")},
+        KEY,
+        kernel=lambda density: diffmh.MetropolisHastings(density, diffmh.GaussianWalk(0.5)),
+        num_samples=20_000,
+        burn_in=2_000,
+        num_chains=32,
+    )
+    assert np.abs(z_scores(table, BY_NUTS)).max() < 4
+    assert "mu_scale" in str(table)
+
+
+def test_eight_schools_from_pymc():
+    """In a process of its own: PyTensor switches JAX to double precision."""
+    printed = subprocess.run(
+        [sys.executable, FOLDER / "pymc_eight_schools.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = dict(eval(line) for line in printed.splitlines() if line.startswith("("))
+    for name, (value, error) in BY_NUTS.items():
+        derivative, own = found[name]
+        assert abs(derivative - value) < 4 * np.hypot(own, error), name
+
+
+def with_param(scale):
+    numpyro.param("scale", 1.0)
+    numpyro.sample("x", dist.Normal(0.0, scale))
+
+
+def with_enumeration(scale):
+    numpyro.sample("x", dist.Normal(0.0, scale))
+    numpyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+
+
+@pytest.mark.parametrize(
+    ("model", "theta", "words"),
+    [
+        (conjugate, {"scales": 1.0}, "hyperparameters are arguments of the model"),
+        (conjugate, 1.0, "dictionary of hyperparameters by name"),
+        (with_param, {"scale": 1.0}, "numpyro.param"),
+        (with_enumeration, {"scale": 1.0}, "marked for enumeration"),
+        (lambda scale: None, {"scale": 1.0}, "no latent site"),
+    ],
+)
+def test_refusals(model, theta, words):
+    args = (jnp.ones(3),) if model is conjugate else ()
+    with pytest.raises((TypeError, ValueError), match=words):
+        diffmh.from_numpyro(model, *args, theta=theta)
+
+
+def test_more_refusals():
+    posterior = diffmh.from_numpyro(conjugate, jnp.ones(3), theta={"scale": 1.0})
+    with pytest.raises(ValueError, match="the sites are"):
+        posterior.kernel(proposals={"other": diffmh.OtherState(2)})
+    with pytest.raises(ValueError, match="fresh chains, or `draws`"):
+        diffmh.sensitivity(posterior, lambda t, z: z["mean"])
+    counts = lambda rate: numpyro.sample("n", dist.Poisson(rate))
+    with pytest.raises(ValueError, match="without an upper bound"):
+        diffmh.from_numpyro(counts, theta={"rate": 2.0}).kernel()
+
+
+def test_the_docs_take_twelve_lines():
+    """From a NumPyro model to the table, as it stands in docs/models.md; shorter chains."""
+    text = (FOLDER.parent.parent / "docs" / "models.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) <= 12
+    shorter = code.replace("20_000", "200").replace("2_000", "20").replace("print(", "table = (")
+    names: dict = {}
+    exec(shorter, names)
+    assert {row.hyperparameter for row in names["table"].rows} >= {"mu_scale", "tau_scale"}
