@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from .. import _validate
 from .posterior import Posterior, Sites, checked_theta
@@ -34,17 +35,18 @@ class _Model(eqx.Module):
 
         return handlers.substitute(self.model, data={name: x[name] for name in self.discrete})
 
-    def log_density(self, theta: Sites, x: Sites):
+    def log_density(self, theta: Sites, x: Sites) -> Array:
         from numpyro.infer.util import potential_energy
 
         rest = {name: x[name] for name in self.continuous}
-        return -potential_energy(self._given(x), self.args, {**self.kwargs, **theta}, rest)
+        kwargs = {**self.kwargs, **theta}
+        return -jnp.asarray(potential_energy(self._given(x), self.args, kwargs, rest))
 
-    def log_prior(self, theta: Sites, x: Sites):
+    def log_prior(self, theta: Sites, x: Sites) -> Array:
         terms = self._log_probs(theta, x)
-        return sum(terms[name] for name in self.latent)
+        return sum((terms[name] for name in self.latent), jnp.zeros(()))
 
-    def log_likelihood(self, theta: Sites, x: Sites):
+    def log_likelihood(self, theta: Sites, x: Sites) -> Array:
         terms = self._log_probs(theta, x)
         return sum((term for name, term in terms.items() if name not in self.latent), jnp.zeros(()))
 
@@ -145,7 +147,7 @@ def from_numpyro(
     discrete = {name: site for name, site in latent.items() if site["fn"].support.is_discrete}
     continuous = tuple(name for name in latent if name not in discrete)
     with_data = _Model(model, args, kwargs, tuple(discrete), continuous)
-    strategy = init_to_uniform() if init_strategy is None else init_strategy
+    strategy: Any = init_to_uniform() if init_strategy is None else init_strategy
     counts = {name: _num_values(site["fn"].support) for name, site in discrete.items()}
     return Posterior(
         with_data.log_density,

@@ -97,18 +97,19 @@ class _Graphs:
 
         self.names = tuple(theta)
         self.inputs = [
-            pt.tensor(name, shape=np.shape(theta[name]), dtype=str(theta[name].dtype))
+            pt.tensor(name, shape=np.shape(theta[name]), dtype=str(theta[name].dtype))  # pyright: ignore
             for name in theta
         ]
         self.stands_for = {
-            data[given.name]: given.astype(data[given.name].dtype) for given in self.inputs
+            data[name]: given.astype(data[name].dtype)
+            for name, given in zip(self.names, self.inputs, strict=True)
         }
 
     def jaxified(self, inputs: list[Any], outputs: list[Any], names: tuple[str, ...]) -> _Graph:
         from pymc.sampling.jax import get_jaxified_graph
         from pytensor.graph.replace import clone_replace
 
-        graphs = clone_replace(outputs, self.stands_for)
+        graphs: list[Any] = clone_replace(outputs, self.stands_for)  # pyright: ignore
         function = get_jaxified_graph(inputs=[*self.inputs, *inputs], outputs=graphs)
         return _Graph(function, self.names, _names(inputs), names)
 
