@@ -7,6 +7,7 @@ from ._continuity import continuous as continuous
 from ._validate import NotDifferentiable as NotDifferentiable
 from .adapt import adapt as adapt
 from .adapters import Posterior as Posterior
+from .adapters import as_blackjax as as_blackjax
 from .adapters import from_numpyro as from_numpyro
 from .adapters import from_pymc as from_pymc
 from .alternatives import Transition as Transition

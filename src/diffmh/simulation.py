@@ -349,14 +349,23 @@ class Loop(eqx.Module):
         )
         return chain, None if watch is None else watch.after(chain.memory), observed
 
+    def first_chain(self) -> Chain:
+        """One chain at its start, by itself."""
+        init = self.simulation.init
+        x = _trees.strong(init(self.key) if callable(init) else init)
+        return self._start_one(self.parameters(self.key), x)[0]
+
+    def single_step(
+        self, chain: Chain, record: PyTree, note: Callable[..., PyTree]
+    ) -> tuple[Chain, PyTree]:
+        """One step of a chain by itself, with this loop's key for all of its randomness."""
+        noise = jax.tree.map(lambda leaf: leaf[0], self._noise(self.key, 1))
+        return self.step(self.parameters(self.key), chain, noise, record, note)
+
     def first_value(self) -> Float[Array, "F"]:
         """f after one step of one chain: the shortest program with all that a user wrote in it."""
-        init, parameters = self.simulation.init, self.parameters(self.key)
-        x = _trees.strong(init(self.key) if callable(init) else init)
-        chain, _ = self._start_one(parameters, x)
-        noise = jax.tree.map(lambda leaf: leaf[0], self._noise(self.key, 1))
-        chain, _, observed = self._one(parameters, chain, None, noise, True)
-        return observed.value
+        chain, _ = self.single_step(self.first_chain(), None, lambda record, step, events: None)
+        return self.observe(self.parameters(self.key), chain, None).value
 
     def outcome(self, progress: Progress) -> Outcome:
         """A chain whose log density is not finite at its start has NaN for its averages."""
