@@ -83,8 +83,8 @@ class Course:
         return known[: self.num_rounds]
 
     def finish(self) -> None:
-        """All is done: what is known is kept."""
-        if self._store is not None:
+        """All is done: what is known is kept, if some of it is new."""
+        if self._store is not None and self._blocks_done:
             self._save(None)
 
     def _run(self, one: Round, part: int, number: int) -> PyTree:

@@ -134,6 +134,7 @@ class _Path:
         self.step, self.key, self.args, self.store = step, key, args, store
         self.theta, self.state = theta, state
         self.iterates: list[tuple[PyTree, _Evaluation]] = []
+        self.num_kept = 0
         self.problem: dict[str, str] = {}
         if store is not None:
             self._load(store)
@@ -161,13 +162,14 @@ class _Path:
         return self.theta if count == len(self.iterates) else self.iterates[count][0]
 
     def keep(self) -> None:
-        """As a checkpoint, if there are any."""
-        if self.store is None:
+        """As a checkpoint, if there are any and some iterates are new."""
+        if self.store is None or self.num_kept == len(self.iterates):
             return
         iterates = zip(*(jax.tree.leaves(iterate) for iterate in self.iterates), strict=True)
         now = jax.tree.leaves(eqx.filter((self.theta, self.state), eqx.is_array))
         groups = {"iterates": [np.stack(leaves) for leaves in iterates], "now": now}
         self.store.save(self.problem, groups)
+        self.num_kept = len(self.iterates)
 
     def _load(self, store: Store) -> None:
         step = (self.step.func, *self.step.args, self.theta, self.state, self.key, self.args)
@@ -184,6 +186,7 @@ class _Path:
         like = (self.theta, form)
         rows = zip(*found[1]["iterates"], strict=True)
         self.iterates = [restored(row, like) for row in rows]
+        self.num_kept = len(self.iterates)
         self.theta, self.state = eqx.combine(restored(found[1]["now"], arrays), rest)
 
 
