@@ -26,7 +26,7 @@ from .course import Course, Round, round_key
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
 from .report import Report, RunChains, report
-from .simulation import Loop, Progress, Simulation, advance, joined, run
+from .simulation import Loop, Outcome, Progress, Simulation, advance, joined, run
 from .until import Stopping, Until, until_of
 
 
@@ -278,17 +278,18 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 
 @eqx.filter_jit
 def _diagnosed(simulation: Simulation, theta, key, args):
-    outcome = run(simulation, theta, key, args, diagnose=True)
-    return outcome, simulation.estimator.derivative(
-        outcome.observed.estimator, outcome.observed.value
-    )
+    return _with_derivative(simulation, run(simulation, theta, key, args, diagnose=True))
 
 
 @eqx.filter_jit
 def _advance(simulation: Simulation, theta, key, args, first, last, progress: Progress):
     progress, outcome = advance(simulation, theta, key, args, first, last, progress)
+    return progress, _with_derivative(simulation, outcome)
+
+
+def _with_derivative(simulation: Simulation, outcome: Outcome):
     observed = outcome.observed
-    return progress, (outcome, simulation.estimator.derivative(observed.estimator, observed.value))
+    return outcome, simulation.estimator.derivative(observed.estimator, observed.value)
 
 
 @eqx.filter_jit

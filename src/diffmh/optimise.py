@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from . import _trees, _validate
+from . import _display, _trees, _validate
 from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, restored
 from .expectation import Differentiable
 
@@ -37,6 +37,22 @@ class Ascent(eqx.Module):
     gradient_error: PyTree
     last: PyTree
     average: PyTree
+
+    def __repr__(self) -> str:
+        ends = [
+            _display.number_with_error(float(self.value[i]), float(self.value_error[i]))
+            if np.isfinite(self.value_error[i])
+            else f"{float(self.value[i]):.5g}"
+            for i in (0, -1)
+        ]
+        first = jax.tree.map(lambda leaf: leaf[0], self.theta)
+        parts = {
+            "num_iterations": f"{len(self.value):,}",
+            "value": f"{ends[0]} → {ends[1]}",
+            "theta": f"{_display.numbers(first)} → {_display.numbers(self.last)}",
+            "average": _display.numbers(self.average),
+        }
+        return _display.named("Ascent", parts)
 
 
 class _Evaluation(eqx.Module):
