@@ -1,7 +1,8 @@
-"""What long runs cost and promise: `python benchmarks/long_runs.py [cost] [until] [nuts]`.
+"""What long runs cost and promise: `python benchmarks/long_runs.py [cost] [until] [draws] [nuts]`.
 
 cost   a bar and checkpoints at their default spacing, as shares of the time of the run itself
 until  over 200 runs, how often the true gradient is within the asked error of the estimate
+draws  how often the intervals of `from_draws` hold on autocorrelated draws of a conjugate model
 nuts   `from_draws` on NumPyro's NUTS draws of eight schools, against our own chains
 """
 
@@ -30,11 +31,11 @@ class Screen(io.StringIO):
 def cost() -> None:
     """A run of some seconds, interleaved; CPU time, the least of several."""
     f = lambda theta, x: (x, x**2)
-    length = {"num_samples": 200_000, "num_chains": 64}
+    length = {"num_samples": 1_000_000, "num_chains": 64}
     mean = diffmh.expectation(f, gaussian.sampler(), init=0.0, **length)
     mean.run(0.5, KEY)
     times: dict[str, list[float]] = {"plain": [], "progress": []}
-    for _ in range(7):
+    for _ in range(4):
         for name in times:
             began = time.process_time()
             screen, sys.stderr = sys.stderr, Screen()
@@ -88,7 +89,7 @@ def until(num_runs: int = 200) -> None:
         "N(θ, 1)": (normal, 0.5, np.array([1.0])),
     }
     for name, (expectation, theta, exact) in problems.items():
-        for asked in (0.1, 0.03):
+        for asked in (0.1, 0.05):
             inside, rounds = [], []
             for seed in range(num_runs):
                 report = expectation.run(theta, jax.random.key(seed), until=asked)
@@ -101,6 +102,29 @@ def until(num_runs: int = 200) -> None:
                 f" {np.mean(rounds):.1f} rounds on average   (bar: ≥ 93 %)",
                 flush=True,
             )
+
+
+def draws(num_runs: int = 200, rho: float = 0.9) -> None:
+    """x ~ N(θ, 2), y = 1.3 ~ N(x, 1); 4 chains of 2,000 draws with autocorrelation ρ."""
+    variance = 1 / (1 / 2 + 1)
+    mean, slope = variance * (0.4 / 2 + 1.3), variance / 2
+    keys = jax.random.split(KEY, 2)
+    step = lambda x, noise: (rho * x + (1 - rho**2) ** 0.5 * noise,) * 2
+    noise = jax.random.normal(keys[1], (2_000, num_runs, 4))
+    _, paths = jax.lax.scan(step, jax.random.normal(keys[0], (num_runs, 4)), noise)
+    f = lambda theta, x: x
+    log_density = lambda theta, x: -0.5 * (x - theta) ** 2 / 2
+    held = []
+    for path in np.moveaxis(np.asarray(paths), 0, -1):
+        report = diffmh.from_draws(f, log_density, mean + variance**0.5 * path).run(0.4)
+        ends = report.interval(0.95)
+        held.append([low <= exact <= high for (low, high), exact in zip(ends, (mean, slope))])  # noqa: B905
+    value, derivative = 100 * np.mean(held, axis=0)
+    print(
+        f"from_draws, conjugate model, ρ = {rho}: 95 % intervals of value and derivative held in"
+        f" {value:.1f} % and {derivative:.1f} % of {num_runs} runs",
+        flush=True,
+    )
 
 
 def nuts() -> None:
@@ -134,6 +158,6 @@ def nuts() -> None:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["cost", "until", "nuts"]
+    chosen = sys.argv[1:] or ["cost", "until", "draws", "nuts"]
     for name in chosen:
-        {"cost": cost, "until": until, "nuts": nuts}[name]()
+        {"cost": cost, "until": until, "draws": draws, "nuts": nuts}[name]()

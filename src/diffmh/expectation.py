@@ -21,7 +21,7 @@ from . import _admission, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
 from .bar import Bar
-from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
 from .course import Course, Round, round_key
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
@@ -309,9 +309,10 @@ def _followed(simulation: Simulation, theta, key, args, course: Course):
     form = lambda: eqx.filter_eval_shape(lambda: stretch(key, 0, 1, begin)[1])
 
     def problem():
-        lowered = _advance.lower(simulation, theta, key, args, jnp.int32(0), jnp.int32(1), begin)
+        blocks = (jnp.int32(0), jnp.int32(1))
+        text = lowered(_advance, simulation, theta, key, args, *blocks, begin)
         kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
-        return fingerprint(lowered.as_text(), theta=theta, key=key, args=args, kernel=kernel)
+        return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
 
     def round_of(number: int) -> Round:
         own = round_key(key, number)

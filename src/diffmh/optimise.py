@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _display, _trees, _validate
-from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, restored
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .expectation import Differentiable
 
 
@@ -146,7 +146,7 @@ def optimise(
 class _Path:
     """The iterates so far, and where the next one begins."""
 
-    def __init__(self, step, theta, state, key, args, store: Store | None):
+    def __init__(self, step: eqx.Partial, theta, state, key, args, store: Store | None):
         self.step, self.key, self.args, self.store = step, key, args, store
         self.theta, self.state = theta, state
         self.iterates: list[tuple[PyTree, _Evaluation]] = []
@@ -188,11 +188,9 @@ class _Path:
         self.num_kept = len(self.iterates)
 
     def _load(self, store: Store) -> None:
-        step = (self.step.func, *self.step.args, self.theta, self.state, self.key, self.args)
-        lowered = eqx.filter_jit(lambda *step: step[0](*step[1:])).lower(*step)
-        self.problem = fingerprint(
-            lowered.as_text(), theta=self.theta, key=self.key, args=self.args
-        )
+        given = (self.theta, self.state, self.key, self.args)
+        text = lowered(self.step.func, *self.step.args, *given)
+        self.problem = fingerprint(text, theta=self.theta, key=self.key, args=self.args)
         found = store.load()
         if found is None:
             return
