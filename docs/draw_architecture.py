@@ -21,10 +21,11 @@ LAYERS = (
     ("proposals", "couplings"),
     ("kernel", "kernels"),
     ("alternatives", "estimators"),
+    ("bar", "checkpoint", "course"),
     ("counts", "simulation"),
-    ("findings", "report"),
+    ("findings", "report", "until"),
     ("expectation", "compose"),
-    ("trace", "check", "optimise"),
+    ("trace", "check", "optimise", "sample", "draws"),
     ("models", "plots", "sad"),
     ("reproduce", "cli"),
 )

@@ -6,7 +6,16 @@ import subprocess
 import sys
 
 # Slow to load, or not there without an extra: who needs one imports it where it is used.
-LATER = ("scipy.stats", "scipy.optimize", "matplotlib", "optax", "tqdm")
+LATER = (
+    "scipy.stats",
+    "scipy.optimize",
+    "matplotlib",
+    "optax",
+    "tqdm",
+    "orbax",
+    "arviz_base",
+    "xarray",
+)
 
 
 def fresh(code: str) -> str:

@@ -14,11 +14,12 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -68,6 +69,11 @@ def fingerprint(program: str | None = None, **parts: PyTree) -> dict[str, str]:
     return digests
 
 
+def lowered(jitted: Any, *arguments: Any) -> str:
+    """A program as text, with all the constants in it, before a compiler has seen it."""
+    return jitted.lower(*arguments).as_text()
+
+
 def digest(leaves: Sequence[Any]) -> str:
     """SHA-256 of arrays, their types and shapes; other objects are known by the program alone."""
     total = hashlib.sha256()
@@ -81,7 +87,7 @@ def digest(leaves: Sequence[Any]) -> str:
 
 def plain(leaf: Any) -> np.ndarray:
     """An array as numpy has it; a key as its words."""
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
 
@@ -91,9 +97,9 @@ def restored(leaves: Sequence[np.ndarray], like: PyTree) -> PyTree:
     forms, structure = jax.tree.flatten(like)
 
     def one(leaf, form):
-        if jax.dtypes.issubdtype(form.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(form.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(form))
-        return jax.numpy.asarray(leaf, form.dtype).reshape(form.shape)
+        return jnp.asarray(leaf, form.dtype).reshape(form.shape)
 
     return structure.unflatten(map(one, leaves, forms))
 
@@ -166,7 +172,7 @@ class Store:
             raise ValueError(self._damaged(path, numbers))
         return about["problem"], groups
 
-    def save(self, problem: dict[str, str], groups: dict[str, Sequence[Any]]) -> None:
+    def save(self, problem: dict[str, str], groups: Mapping[str, Sequence[Any]]) -> None:
         """A new checkpoint beside those that are there; the oldest go once it is whole."""
         groups = {name: [plain(leaf) for leaf in leaves] for name, leaves in groups.items()}
         about = {

@@ -22,7 +22,7 @@ from .bar import Bar
 from .checkpoint import Store, restored
 
 # A stretch is about so many seconds long: what is done between two of them is nothing to that.
-_STRETCH = 0.4
+_STRETCH = 0.25
 
 
 class Round(eqx.Module):
@@ -83,8 +83,8 @@ class Course:
         return known[: self.num_rounds]
 
     def finish(self) -> None:
-        """All is done: what is known is kept."""
-        if self._store is not None:
+        """All is done: what is known is kept, if some of it is new."""
+        if self._store is not None and self._blocks_done:
             self._save(None)
 
     def _run(self, one: Round, part: int, number: int) -> PyTree:
@@ -101,7 +101,7 @@ class Course:
             if watched:
                 jax.block_until_ready(result)
                 # A stretch that had to be compiled tells nothing of how long the next will be.
-                count = min(2 * count, one.num_blocks) if _short(began) else count
+                count = min(4 * count, one.num_blocks) if _short(began) else count
             self._tell(one, last - done)
             done = last
             if self._store is not None and self._store.due:

@@ -118,7 +118,7 @@ def from_draws(
 
 def _arrays(draws: Any) -> PyTree:
     """The posterior's variables by name, or the pytree itself."""
-    posterior = draws
+    posterior: Any = draws
     if not isinstance(draws, Mapping) or hasattr(draws, "children"):
         posterior = getattr(draws, "posterior", draws)
     if hasattr(posterior, "data_vars"):
@@ -248,8 +248,8 @@ def _summary(found: _Found, theta: PyTree, form: PyTree) -> Report:
         RunChains(
             Unflatten(jax.tree.structure(form), shapes),
             theta,
-            value,
-            jacobian,
+            jnp.asarray(value),
+            jnp.asarray(jacobian),
             (),
             notes=(
                 f"by the covariance identity, from {chains} chains of {draws:,} draws in"

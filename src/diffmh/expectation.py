@@ -21,12 +21,12 @@ from . import _admission, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
 from .bar import Bar
-from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
 from .course import Course, Round, round_key
 from .estimators import Estimator, StochasticDerivative
 from .kernel import Kernel
 from .report import Report, RunChains, report
-from .simulation import Loop, Progress, Simulation, advance, joined, run
+from .simulation import Loop, Outcome, Progress, Simulation, advance, joined, run
 from .until import Stopping, Until, until_of
 
 
@@ -278,17 +278,18 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 
 @eqx.filter_jit
 def _diagnosed(simulation: Simulation, theta, key, args):
-    outcome = run(simulation, theta, key, args, diagnose=True)
-    return outcome, simulation.estimator.derivative(
-        outcome.observed.estimator, outcome.observed.value
-    )
+    return _with_derivative(simulation, run(simulation, theta, key, args, diagnose=True))
 
 
 @eqx.filter_jit
 def _advance(simulation: Simulation, theta, key, args, first, last, progress: Progress):
     progress, outcome = advance(simulation, theta, key, args, first, last, progress)
+    return progress, _with_derivative(simulation, outcome)
+
+
+def _with_derivative(simulation: Simulation, outcome: Outcome):
     observed = outcome.observed
-    return progress, (outcome, simulation.estimator.derivative(observed.estimator, observed.value))
+    return outcome, simulation.estimator.derivative(observed.estimator, observed.value)
 
 
 @eqx.filter_jit
@@ -308,9 +309,10 @@ def _followed(simulation: Simulation, theta, key, args, course: Course):
     form = lambda: eqx.filter_eval_shape(lambda: stretch(key, 0, 1, begin)[1])
 
     def problem():
-        lowered = _advance.lower(simulation, theta, key, args, jnp.int32(0), jnp.int32(1), begin)
+        blocks = (jnp.int32(0), jnp.int32(1))
+        text = lowered(_advance, simulation, theta, key, args, *blocks, begin)
         kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
-        return fingerprint(lowered.as_text(), theta=theta, key=key, args=args, kernel=kernel)
+        return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
 
     def round_of(number: int) -> Round:
         own = round_key(key, number)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from . import _trees, _validate
-from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, restored
+from . import _display, _trees, _validate
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .expectation import Differentiable
 
 
@@ -37,6 +37,22 @@ class Ascent(eqx.Module):
     gradient_error: PyTree
     last: PyTree
     average: PyTree
+
+    def __repr__(self) -> str:
+        ends = [
+            _display.number_with_error(float(self.value[i]), float(self.value_error[i]))
+            if np.isfinite(self.value_error[i])
+            else f"{float(self.value[i]):.5g}"
+            for i in (0, -1)
+        ]
+        first = jax.tree.map(lambda leaf: leaf[0], self.theta)
+        parts = {
+            "num_iterations": f"{len(self.value):,}",
+            "value": f"{ends[0]} → {ends[1]}",
+            "theta": f"{_display.numbers(first)} → {_display.numbers(self.last)}",
+            "average": _display.numbers(self.average),
+        }
+        return _display.named("Ascent", parts)
 
 
 class _Evaluation(eqx.Module):
@@ -130,10 +146,11 @@ def optimise(
 class _Path:
     """The iterates so far, and where the next one begins."""
 
-    def __init__(self, step, theta, state, key, args, store: Store | None):
+    def __init__(self, step: eqx.Partial, theta, state, key, args, store: Store | None):
         self.step, self.key, self.args, self.store = step, key, args, store
         self.theta, self.state = theta, state
         self.iterates: list[tuple[PyTree, _Evaluation]] = []
+        self.num_kept = 0
         self.problem: dict[str, str] = {}
         if store is not None:
             self._load(store)
@@ -161,20 +178,19 @@ class _Path:
         return self.theta if count == len(self.iterates) else self.iterates[count][0]
 
     def keep(self) -> None:
-        """As a checkpoint, if there are any."""
-        if self.store is None:
+        """As a checkpoint, if there are any and some iterates are new."""
+        if self.store is None or self.num_kept == len(self.iterates):
             return
         iterates = zip(*(jax.tree.leaves(iterate) for iterate in self.iterates), strict=True)
         now = jax.tree.leaves(eqx.filter((self.theta, self.state), eqx.is_array))
         groups = {"iterates": [np.stack(leaves) for leaves in iterates], "now": now}
         self.store.save(self.problem, groups)
+        self.num_kept = len(self.iterates)
 
     def _load(self, store: Store) -> None:
-        step = (self.step.func, *self.step.args, self.theta, self.state, self.key, self.args)
-        lowered = eqx.filter_jit(lambda *step: step[0](*step[1:])).lower(*step)
-        self.problem = fingerprint(
-            lowered.as_text(), theta=self.theta, key=self.key, args=self.args
-        )
+        given = (self.theta, self.state, self.key, self.args)
+        text = lowered(self.step.func, *self.step.args, *given)
+        self.problem = fingerprint(text, theta=self.theta, key=self.key, args=self.args)
         found = store.load()
         if found is None:
             return
@@ -184,6 +200,7 @@ class _Path:
         like = (self.theta, form)
         rows = zip(*found[1]["iterates"], strict=True)
         self.iterates = [restored(row, like) for row in rows]
+        self.num_kept = len(self.iterates)
         self.theta, self.state = eqx.combine(restored(found[1]["now"], arrays), rest)
 
 

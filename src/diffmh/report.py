@@ -12,7 +12,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from . import _display
 from ._continuity import Jump
+from ._display import number_with_error
 from .findings import Finding, cannot_be_right, find
 from .simulation import Outcome
 
@@ -49,6 +51,8 @@ class Report(eqx.Module):
     - `num_chains`: how many chains the errors come from.
     - `nan_proposals`: proposals whose log density was NaN; they are never accepted.
     - `warnings`: what looks wrong, and what to do about it.
+    - `per_chain`: each chain's own value and gradient, like `value` and `gradient` with the chains
+      first.
     - `notes`: what else there is to say, such as what other estimators would have had.
 
     What an estimator has no use for is NaN.
@@ -67,6 +71,7 @@ class Report(eqx.Module):
     num_chains: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    per_chain: PerChain | None = None
 
     def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
@@ -88,9 +93,40 @@ class Report(eqx.Module):
         value = jax.tree.map(ends, self.value, self.value_error)
         return value, jax.tree.map(ends, self.gradient, self.gradient_error)
 
+    def __repr__(self) -> str:
+        parts = {
+            "value": with_errors(self.value, self.value_error),
+            "gradient": with_errors(self.gradient, self.gradient_error),
+            "num_chains": str(self.num_chains),
+        }
+        if self.warnings:
+            parts["warnings"] = f"{len(self.warnings)}: print it"
+        return _display.named("Report", parts)
+
+    def _repr_html_(self) -> str:
+        value, gradient = self.interval(0.95)
+        rows = [
+            *_display.entries(self.value, self.value_error, value, "f"),
+            *_display.entries(self.gradient, self.gradient_error, gradient, "gradient "),
+        ]
+        heads = ("", "estimate ± standard error", "95 % interval")
+        warnings = [f"warning: {warning}" for warning in self.warnings]
+        return (
+            _display.table(heads, (row.cells() for row in rows))
+            + _display.paragraphs([*self._facts(), *self.notes])
+            + _display.paragraphs(warnings, "color:#b3261e")
+        )
+
     def __str__(self) -> str:
         lines = ["value    " + with_errors(self.value, self.value_error)]
         lines.append("gradient " + with_errors(self.gradient, self.gradient_error))
+        lines.extend(self._facts())
+        lines.extend(self.notes)
+        lines.extend(f"warning: {warning}" for warning in self.warnings)
+        return "\n".join(lines)
+
+    def _facts(self) -> list[str]:
+        """What was counted on the way, in one line if there is anything."""
         facts = []
         if not math.isnan(self.acceptance_rate):
             facts.append(f"accepted {self.acceptance_rate:.1%}")
@@ -101,10 +137,14 @@ class Report(eqx.Module):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
             facts.append(f"alternative alive {self.alive_fraction:.0%}")
             facts.append(f"largest weight {self.max_weight:.3g}")
-        lines.extend([", ".join(facts)] if facts else [])
-        lines.extend(self.notes)
-        lines.extend(f"warning: {warning}" for warning in self.warnings)
-        return "\n".join(lines)
+        return [", ".join(facts)] if facts else []
+
+
+class PerChain(eqx.Module):
+    """Each chain's own value and gradient: like a report's, with the chains first."""
+
+    value: PyTree
+    gradient: PyTree
 
 
 def report(chains: RunChains) -> Report:
@@ -140,7 +180,14 @@ def report(chains: RunChains) -> Report:
             dict.fromkeys((*_warnings(chains, findings, slope, slope_error), *chains.warnings))
         ),
         notes=chains.notes,
+        per_chain=_per_chain(chains),
     )
+
+
+def _per_chain(chains: RunChains) -> PerChain:
+    each = lambda slope: gradient_tree(chains.unflatten, chains.theta, slope)
+    slopes = jax.vmap(each, in_axes=-1)(jnp.asarray(chains.jacobian))
+    return PerChain(chains.unflatten(jnp.asarray(chains.value)), slopes)
 
 
 def _warnings(chains: RunChains, findings: list[Finding], slope, slope_error) -> Iterable[str]:
@@ -189,14 +236,7 @@ def with_errors(value: PyTree, error: PyTree) -> str:
     texts = jax.tree.map(_leaf_with_errors, value, error)
     if jax.tree.structure(value) == jax.tree.structure(0):
         return texts
-    return str(jax.tree.map(_Plain, texts))
-
-
-class _Plain(str):
-    """A string that prints without quotes inside a container."""
-
-    def __repr__(self) -> str:
-        return str(self)
+    return str(jax.tree.map(_display.Plain, texts))
 
 
 def _leaf_with_errors(value, error) -> str:
@@ -209,13 +249,3 @@ def _leaf_with_errors(value, error) -> str:
     ]
     rest = f", … {values.size} in all" if values.size > 12 else ""
     return "[" + ", ".join(shown) + rest + "]"
-
-
-def number_with_error(value: float, error: float) -> str:
-    """`value ± error` with two significant digits of the error."""
-    if not math.isfinite(value) or not math.isfinite(error) or error == 0:
-        return f"{value:.6g} ± {error:.2g}"
-    digits = 1 - math.floor(math.log10(error))
-    if not -3 <= digits <= 8:
-        return f"{value:.4g} ± {error:.2g}"
-    return f"{value:.{max(0, digits)}f} ± {error:.{max(0, digits)}f}"

@@ -19,7 +19,7 @@ from . import _admission, _trees, _validate
 from ._differentiable import not_differentiable
 from ._lowering.chains import over_chains
 from .bar import Bar
-from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, restored
+from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .decisions import Acceptance
 from .estimators import ValueOnly
 from .kernel import Kernel
@@ -260,8 +260,9 @@ def _stretch(walk: Walk, at: _Unfinished, first: int, last: int, num_blocks: int
     accepted[0] += at.accepted
     with np.errstate(invalid="ignore"):
         rate = accepted / decisions
-    for array, leaf in zip(arrays, [*jax.tree.leaves(rows.x), rate, rows.lp], strict=True):
-        array[:, low:high] = np.moveaxis(np.asarray(leaf[here]), -1, 0)
+    leaves = [*jax.tree.leaves(rows.x), rate, rows.lp]
+    for array, leaf in zip(arrays, leaves, strict=True):
+        array[:, low:high] = np.moveaxis(np.asarray(leaf)[here], -1, 0)
     # The last row holds the steps before the samples, which count for no draw.
     rest = high - low
     return _Unfinished(chains, decisions[rest], accepted[rest])
@@ -306,7 +307,7 @@ def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) ->
 
 def _problem(walk: Walk, count: int) -> dict[str, str]:
     at = _begin(walk)
-    text = _advance.lower(walk, at.chains, jnp.int32(0), jnp.int32(1), count).as_text()
+    text = lowered(_advance, walk, at.chains, jnp.int32(0), jnp.int32(1), count)
     kernel = eqx.filter((walk.simulation.kernel, walk.simulation.init), eqx.is_array)
     return fingerprint(text, theta=walk.theta, key=walk.key, args=walk.args, kernel=kernel)
 

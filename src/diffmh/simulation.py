@@ -448,8 +448,10 @@ def joined(outcomes: list[Outcome]) -> Outcome:
     """Of several runs of the same simulation with different keys, as if all were chains of one."""
     if len(outcomes) == 1:
         return outcomes[0]
-    together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *outcomes)
-    if isinstance(together.watch, Silent):
-        return together
-    # The stretches of a chain are as long in every run.
-    return eqx.tree_at(lambda o: o.watch.lengths, together, outcomes[0].watch.lengths)
+
+    def join(path, *leaves):
+        # The stretches of a chain are as long in every run.
+        lengths = getattr(path[-1], "name", None) == "lengths"
+        return leaves[0] if lengths else jnp.concatenate(leaves, axis=-1)
+
+    return jax.tree_util.tree_map_with_path(join, *outcomes)

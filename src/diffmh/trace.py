@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from . import _admission, _trees, _validate
+from . import _admission, _display, _trees, _validate
 from ._differentiable import not_differentiable
 from .decisions import Acceptance
 from .estimators import StochasticDerivative
@@ -41,6 +42,19 @@ class Trace(eqx.Module):
     alive: Bool[Array, "n K"]
     born: Bool[Array, "n K"]
     recoupled: Bool[Array, "n K"]
+
+    def __repr__(self) -> str:
+        num_steps, num_slots = self.alive.shape
+        rate = float(jnp.nanmean(self.accepted))
+        parts = {
+            "num_steps": f"{num_steps:,}",
+            "alternatives": str(num_slots),
+            "accepted": "none to accept" if math.isnan(rate) else f"{rate:.1%}",
+            "born": f"{int(self.born.sum()):,}",
+            "recoupled": f"{int(self.recoupled.sum()):,}",
+            "alive": f"{float(self.alive.mean()):.0%}",
+        }
+        return _display.named("Trace", parts)
 
 
 class _Record(eqx.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -19,20 +18,19 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One entry: its estimate, its standard error, and each chain's own, if they are known."""
+    """One entry: its estimate, the ends of its interval, and each chain's own, if known."""
 
     name: str
     estimate: float
-    error: float
+    ends: np.ndarray
     chains: np.ndarray | None
 
 
 def report(report: Report, *, level: float = 0.95, most: int = 24) -> Figure:
     """Every entry of the value (left) and of the gradient (right) with its interval.
 
-    An interval is `estimate ± q·error`, with `q` the normal distribution's quantile for `level`.
-    Each chain's own estimate is a faint dot where the report has them: `report.per_chain.value`
-    and `report.per_chain.gradient`, like `value` and `gradient` with the chains first.
+    Intervals are those of `report.interval(level)`. Each chain's own estimate is a faint dot
+    (`report.per_chain`).
 
     **Arguments**
 
@@ -53,13 +51,14 @@ def report(report: Report, *, level: float = 0.95, most: int = 24) -> Figure:
     most = _validate.count(most, "plots.report(most=...)")
     if not 0 < level < 1:
         raise ValueError(f"`plots.report(level=...)` must be between 0 and 1, got {level}.")
-    chains = getattr(report, "per_chain", None)
+    chains, (value, gradient) = report.per_chain, report.interval(level)
+    ends_first = lambda tree: jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), -1, 0), tree)
     panels = {
-        "value": _lines(entries, report.value, report.value_error, chains and chains.value),
+        "value": _lines(entries, report.value, ends_first(value), chains and chains.value),
         "gradient": _lines(
             lambda tree, _, leading=0: _slopes(tree, report.value, leading),
             report.gradient,
-            report.gradient_error,
+            ends_first(gradient),
             chains and chains.gradient,
         ),
     }
@@ -68,20 +67,20 @@ def report(report: Report, *, level: float = 0.95, most: int = 24) -> Figure:
     for ax, (title, lines) in zip(axes, panels.items(), strict=True):
         shown = _largest(lines, most)
         note = f", the {most} largest of {len(lines):,}" if len(lines) > most else ""
-        _draw(ax, shown, level)
+        _draw(ax, shown)
         style.name(ax, f"{title}, {100 * level:.4g} % intervals{note}")
     axes[1].axvline(0.0, color=style.FAINT, lw=1, zorder=0)
     return figure
 
 
-def _lines(name_entries, tree: Any, error: Any, chains: Any) -> list[Line]:
-    estimates, errors = name_entries(tree, "f"), name_entries(error, "f")
+def _lines(name_entries, tree: Any, ends: Any, chains: Any) -> list[Line]:
+    estimates, ends = name_entries(tree, "f"), name_entries(ends, "f", leading=1)
     each = [None] * len(estimates)
     if chains is not None:
         each = [entry.values for entry in name_entries(chains, "f", leading=1)]
     return [
-        Line(estimate.name, float(estimate.values), float(wrong.values), dots)
-        for estimate, wrong, dots in zip(estimates, errors, each, strict=True)
+        Line(estimate.name, float(estimate.values), end.values, dots)
+        for estimate, end, dots in zip(estimates, ends, each, strict=True)
     ]
 
 
@@ -108,8 +107,7 @@ def _largest(lines: list[Line], most: int) -> list[Line]:
     return [lines[i] for i in np.sort(order)]
 
 
-def _draw(ax: Axes, lines: list[Line], level: float) -> None:
-    quantile = statistics.NormalDist().inv_cdf(0.5 + 0.5 * level)
+def _draw(ax: Axes, lines: list[Line]) -> None:
     at = np.arange(len(lines))
     for y, line in zip(at, lines, strict=True):
         if line.chains is not None:
@@ -117,8 +115,10 @@ def _draw(ax: Axes, lines: list[Line], level: float) -> None:
             offsets = 0.5 * (np.arange(len(line.chains)) * 0.618 % 1.0 - 0.5)
             look = {"color": style.GREY, "alpha": 0.5, "ms": 2.5, "ls": ""}
             ax.plot(line.chains, y + offsets, marker="o", **look, zorder=1)
-    estimates = [line.estimate for line in lines]
-    reach = [quantile * line.error for line in lines]
+    estimates = np.array([line.estimate for line in lines])
+    ends = np.array([line.ends for line in lines]).reshape(-1, 2)
+    # An end is on its own side of the estimate but for rounding.
+    reach = np.maximum(0.0, [estimates - ends[:, 0], ends[:, 1] - estimates])
     look = {"color": style.BLUE, "ms": 4.5, "elinewidth": 1.4, "capsize": 3, "zorder": 2}
     ax.errorbar(estimates, at, xerr=reach, fmt="o", **look)
     ax.set_yticks(at, [line.name for line in lines])
