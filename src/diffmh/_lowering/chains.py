@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Key, PyTree
 
-from . import compat, operations, plain_jax, threefry
+from . import compat, draws, operations, plain_jax, threefry
 from .manual import varying
 from .program import Cond, Constant, Equation, Program, Scan
 
@@ -126,10 +126,26 @@ Rule = Callable[[Equation, int, list[Value]], Sequence[Array | Once]]
 def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
     values = dict(zip(program.inputs, inputs, strict=True))
     read = lambda atom: Once(atom.value) if isinstance(atom, Constant) else values[atom]
-    for equation in program.equations:
-        outputs = _apply(equation, count, [read(atom) for atom in equation.inputs])
-        values.update(zip(equation.outputs, outputs, strict=True))
+    for alike in draws.in_groups(program):
+        operands = [[read(atom) for atom in equation.inputs] for equation in alike]
+        for equation, outputs in zip(alike, _apply_alike(alike, count, operands), strict=True):
+            values.update(zip(equation.outputs, outputs, strict=True))
     return [read(atom) for atom in program.outputs]
+
+
+def _apply_alike(
+    alike: Sequence[Equation], count: int, operands: list[list[Value]]
+) -> list[Sequence[Value]]:
+    """What several equations give; draws that are alike are made at once, from stacked keys."""
+    keys = [first for first, *_ in operands if isinstance(first, Keys)] if len(alike) > 1 else []
+    if len(keys) < len(alike) or len({key.left.shape for key in keys}) > 1:
+        apart = zip(alike, operands, strict=True)
+        return [_apply(equation, count, own) for equation, own in apart]
+    left = jnp.stack([key.left for key in keys])
+    stacked = Keys(left, jnp.stack([key.right for key in keys]))
+    (drawn,) = _of_keys(alike[0], count, [stacked, *operands[0][1:]])
+    drawn = threefry.kept(drawn, (stacked.left, stacked.right))
+    return [[jax.tree.map(lambda leaf: leaf[index], drawn)] for index in range(len(alike))]
 
 
 def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
@@ -172,7 +188,7 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
                 return [Keys(*threefry.split(words, shape))]
             case operations.DrawWords(shape):
                 return [PerChain(threefry.bits(words, shape))]
-            case operations.FoldIn() if first.left.ndim == 1:
+            case operations.FoldIn() if first.left.ndim == 1 or jnp.ndim(rest[0].array) == 0:
                 return [Keys(*threefry.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
     typed: list[Value] = [
         PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value

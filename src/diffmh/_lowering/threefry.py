@@ -55,7 +55,7 @@ def split(key: Words, shape: tuple[int, ...]) -> Words:
             for side in zip(*drawn, strict=True)
         )
         return left, right
-    key = _kept(key, key)
+    key = kept(key, key)
     counter = jax.lax.iota(jnp.uint32, size).reshape(*shape, 1)
     spread = lambda words: words.reshape(*keys[:-1], *(1 for _ in shape), keys[-1])
     return threefry((spread(key[0]), spread(key[1])), jnp.zeros_like(counter), counter)
@@ -64,10 +64,10 @@ def split(key: Words, shape: tuple[int, ...]) -> Words:
 def bits(key: Words, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """`jax.random.bits` of 32 bits, shaped as by `split`."""
     left, right = split(key, shape)
-    return _kept(left ^ right, key)
+    return kept(left ^ right, key)
 
 
-def _kept(drawn: PyTree, key: Words) -> PyTree:
+def kept(drawn: PyTree, key: Words) -> PyTree:
     """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all
     of it for every use.
     """
