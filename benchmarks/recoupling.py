@@ -127,7 +127,7 @@ def measured(target: Target, coupling, num_pairs: int, num_steps: int) -> Time:
 
 def figure(tables):
     """Time against dimension, a line for each coupling; hollow where fewer than half met."""
-    drawn, axes = style.panels(*[4.2] * len(tables), height=3.4)
+    drawn, axes = style.panels(*[4.2] * len(tables), height=3.9)
     colours = (style.INK, style.GREY, style.AMBER, style.GREEN, style.BLUE, style.RED)
     for ax, (name, table) in zip(axes, tables.items(), strict=True):
         for (label, times), colour in zip(table.items(), colours, strict=True):
@@ -139,7 +139,8 @@ def figure(tables):
         ax.set_xticks(DIMENSIONS, [str(dimension) for dimension in DIMENSIONS])
         ax.minorticks_off()
         style.name(ax, name, "dimension", "steps to recouple")
-    style.key(axes[0], loc="upper left")
+    lines, labels = axes[0].get_legend_handles_labels()
+    drawn.legend(lines, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
     return drawn
 
 

@@ -43,9 +43,11 @@ def in_groups(program: Program) -> list[list[Equation]]:
 
 def _kind(equation: Equation) -> Hashable | None:
     """What makes two draws alike; `None` for what is no draw, or not one by itself."""
-    if not equation.primitive.startswith("random_") or isinstance(equation.inputs[0], Constant):
+    if not equation.primitive.startswith("random_"):
         return None
     key, *others = equation.inputs
+    if isinstance(key, Constant):
+        return None
     operation = compat.operation(equation)
     match operation:
         case operations.SplitKeys() | operations.DrawWords():
