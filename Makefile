@@ -49,6 +49,7 @@ lint: .venv/.lint
 bench: .venv/.bench
 	$(RUN) benchmarks/core.py
 	$(RUN) benchmarks/ising.py
+	$(RUN) benchmarks/gibbs.py
 	$(RUN) benchmarks/sad.py
 
 .venv-latest/.installed: pyproject.toml

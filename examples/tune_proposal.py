@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from numpyro.diagnostics import effective_sample_size
+from arviz_stats.base import array_stats
 
 import diffmh
 from diffmh.plots import style
@@ -88,6 +88,12 @@ def chains(density, proposal, key, num_chains=32, num_samples=20_000):
     return np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(key, num_chains)))
 
 
+def bulk(proposal):
+    """ArviZ' bulk effective sample size of each coordinate."""
+    draws = chains(two_moons, proposal, jax.random.key(2))
+    return np.asarray(array_stats.ess(draws, chain_axis=0, draw_axis=1, method="bulk"))
+
+
 def empirical(samples):
     """The factor that theory recommends for a Gaussian: 2.38/√d times the samples' covariance."""
     factor = np.linalg.cholesky(2.38**2 / 2 * np.cov(samples.reshape(-1, 2).T))
@@ -127,14 +133,21 @@ def main():
     theta = {"leap": jnp.array([2.0, -2.0]), "factor": 0.7 * start}
     # At lag 1 the best leap would go to and fro and get nowhere.
     path = tuned(two_moons, leaps, theta, key, init=moon, num_samples=500, lag=10)
+    plain = diffmh.MetropolisHastings(two_moons, walk(start))
+    adapted = diffmh.adapt(plain, start, key, init=moon)
     proposals = {
         "before": leaps(theta),
         "2.38/√d times the covariance": walk(empirical(samples)),
+        "adapt": adapted.proposal,
         "tuned": leaps(path.average),
     }
-    for name, proposal in proposals.items():
-        found = effective_sample_size(chains(two_moons, proposal, jax.random.key(2)))
-        print(f"two moons, {name}: effective samples of 640,000: {np.round(found)}")
+    found = {name: bulk(proposal) for name, proposal in proposals.items()}
+    for name, size in found.items():
+        print(f"two moons, {name}: bulk effective samples of 640,000: {np.round(size)}")
+    rivals = [size for name, size in found.items() if name not in ("before", "tuned")]
+    print(
+        f"tuned / the better of its rivals: {np.round(found['tuned'] / np.max(rivals, axis=0), 2)}"
+    )
     print(f"leap {np.round(path.average['leap'], 2)}, factor {np.round(path.average['factor'], 2)}")
     figure(samples, proposals).savefig("tune_proposal.png", dpi=150)
 

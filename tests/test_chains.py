@@ -161,6 +161,14 @@ RANDOM = {
     "by the hundred": lambda key: jax.vmap(lambda k: jax.random.uniform(k, (7, 11)), out_axes=1)(
         jax.random.split(key, 5)
     ),
+    "many alike, in rounds": lambda key: [
+        jax.random.uniform(k, (3,)) + jax.random.bits(jax.random.fold_in(k, 7), (2, 3))[i % 2]
+        for i, first in enumerate(jax.random.split(key, 5))
+        for k in jax.random.split(first)
+    ],
+    "many alike, one from another": lambda key: [
+        key := jax.random.split(key)[i % 2] for i in range(6)
+    ],
     "counts": lambda key: jax.random.poisson(key, 3.0, (4,)),
     "stacked": lambda key: jax.random.normal(jnp.stack([key, jax.random.split(key)[0]])[1]),
 }
@@ -194,6 +202,17 @@ def refusing(limit):
         num_samples=20,
         num_chains=8,
     )
+
+
+def test_draws_that_are_alike_are_made_at_once():
+    """However many kernels a cycle has, Threefry is written out as often."""
+
+    def written_out(num_kernels):
+        draw = lambda key: [jax.random.uniform(k) for k in jax.random.split(key, num_kernels)]
+        keys = jax.random.split(jax.random.key(0), 3)
+        return str(jax.make_jaxpr(over_chains(draw))(keys)).count("shift_left")
+
+    assert written_out(10) == written_out(40)
 
 
 def test_errors_that_are_not_true_do_not_raise():

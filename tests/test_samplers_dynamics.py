@@ -63,6 +63,45 @@ def test_the_trajectory_alone_is_biased(name, monkeypatch):
     assert np.abs(z_scores(found, slope(mean, theta))).max() > 10
 
 
+def shifted(theta, x):
+    return -0.5 * (x - theta) ** 2
+
+
+NORMAL = {
+    "Langevin": diffmh.Langevin(shifted, 1.2),
+    "Hamiltonian": diffmh.Mixture(
+        diffmh.Hamiltonian(shifted, 0.7, 3),
+        diffmh.MetropolisHastings(shifted, diffmh.GaussianWalk(2.0)),
+    ),
+}
+
+
+def normal_slopes(name, num_samples, num_chains, burn_in=40):
+    """Of `E[x] = θ` and `E[x²] = θ² + 1` at θ = ½, from a stationary start."""
+    expectation = diffmh.expectation(
+        lambda theta, x: jnp.stack([x, x**2]),
+        NORMAL[name],
+        init=lambda key: 0.5 + jax.random.normal(key),
+        num_samples=num_samples,
+        burn_in=burn_in,
+        num_chains=num_chains,
+    )
+    return jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(25))
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_a_normal(name):
+    assert_unbiased(normal_slopes(name, 10, 4_000), np.array([1.0, 1.0]), name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", NORMAL)
+def test_the_variance_stays_finite(name):
+    """Over 10⁴ steps it falls as over 10³: in proportion to their number."""
+    short, long = (np.var(normal_slopes(name, n, 2_000), axis=0) * n for n in (1_000, 10_000))
+    assert np.all(long <= 2 * short)
+
+
 # Five dimensions, correlated: N(mean, scale² C).
 COVARIANCE = 0.6 ** np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
 ROOT = np.linalg.cholesky(COVARIANCE)

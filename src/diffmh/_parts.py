@@ -21,9 +21,11 @@ def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree) -> PyTree:
         part = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), part, old)
         return eqx.tree_at(where, x, part)
     numbers = _numbered(x)
-    place = where(numbers)
-    put = lambda leaf, number: _put(leaf, number, place, part)
-    return jax.tree.map(put, x, numbers)
+    places, values = jax.tree.leaves(where(numbers)), jax.tree.leaves(part)
+    for place, value in zip(places, values, strict=True):
+        put = lambda leaf, number: _put(leaf, number, place, value)
+        x = jax.tree.map(put, x, numbers)
+    return x
 
 
 def _numbered(x: PyTree) -> PyTree:

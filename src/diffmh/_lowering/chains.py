@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Key, PyTree
 
-from . import compat, operations, plain_jax, threefry
+from . import compat, draws, operations, plain_jax, threefry
 from .manual import varying
 from .program import Cond, Constant, Equation, Program, Scan
 
@@ -129,10 +129,26 @@ Rule = Callable[[Equation, int, list[Value]], Sequence[Array | Once]]
 def _run(program: Program, count: int, inputs: Sequence[Value]) -> list[Value]:
     values = dict(zip(program.inputs, inputs, strict=True))
     read = lambda atom: Once(atom.value) if isinstance(atom, Constant) else values[atom]
-    for equation in program.equations:
-        outputs = _apply(equation, count, [read(atom) for atom in equation.inputs])
-        values.update(zip(equation.outputs, outputs, strict=True))
+    for alike in draws.in_groups(program):
+        operands = [[read(atom) for atom in equation.inputs] for equation in alike]
+        for equation, outputs in zip(alike, _apply_alike(alike, count, operands), strict=True):
+            values.update(zip(equation.outputs, outputs, strict=True))
     return [read(atom) for atom in program.outputs]
+
+
+def _apply_alike(
+    alike: Sequence[Equation], count: int, operands: list[list[Value]]
+) -> list[Sequence[Value]]:
+    """What several equations give; draws that are alike are made at once, from stacked keys."""
+    keys = [first for first, *_ in operands if isinstance(first, Keys)] if len(alike) > 1 else []
+    if len(keys) < len(alike) or len({key.left.shape for key in keys}) > 1:
+        apart = zip(alike, operands, strict=True)
+        return [_apply(equation, count, own) for equation, own in apart]
+    left, right = (jnp.stack(side) for side in zip(*((k.left, k.right) for k in keys), strict=True))
+    (drawn,) = _of_keys(alike[0], count, [Keys(left, right, once=True), *operands[0][1:]])
+    if isinstance(drawn, Keys):
+        drawn = Keys(drawn.left, drawn.right, keys[0].once)
+    return [[jax.tree.map(lambda leaf: leaf[index], drawn)] for index in range(len(alike))]
 
 
 def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
@@ -176,7 +192,7 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
                 return [Keys(*threefry.split(words, shape, first.once), first.once)]
             case operations.DrawWords(shape):
                 return [PerChain(threefry.bits(words, shape, first.once))]
-            case operations.FoldIn() if first.left.ndim == 1:
+            case operations.FoldIn() if first.left.ndim == 1 or jnp.ndim(rest[0].array) == 0:
                 data = jnp.asarray(rest[0].array, jnp.uint32)
                 return [Keys(*threefry.fold_in(words, data, first.once), first.once)]
     typed: list[Value] = [

@@ -10,18 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _validate
+from .. import _parts, _validate
 from .proposal import NoiseProposal, Proposal, move, proposal_noise
 
 
 class On(NoiseProposal):
     """Moves the part `where(x)` of a state by `proposal` and leaves the rest.
 
-    `where` picks a node of the state, as in `equinox.tree_at`, or elements of its arrays by fixed
-    indices: `lambda x: x["means"][3]`, `lambda x: x[::2]`. A mixed state of labels and means is
+    `where` picks a node of the state, as in `equinox.tree_at`, or elements of its arrays:
+    `lambda x: x["means"][3]`, `lambda x: x[::2]`. A mixed state of labels and means is
     then an ordinary state, and `Cycle(MetropolisHastings(density, On(labels, ...)),
     MetropolisHastings(density, On(means, ...)))` samples it. The part is coupled by the coupling
     that suits it best.
+
+    An index may be traced, as that of a `Sweep` over the sites of an array is: `Sweep(lambda i:
+    MetropolisHastings(density, On(lambda z: z[i], ...)), n)` compiles once for all of them.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> state = {"label": jnp.array(0), "mean": jnp.array(0.5)}
@@ -57,6 +60,7 @@ class On(NoiseProposal):
         return self.proposal.log_prob(self.where(x), self.where(x_new))
 
     def refuse_start(self, x):
+        _places(self.where, x)
         self.proposal.refuse_start(self.where(x))
 
     def form(self, x: Any) -> Any:
@@ -65,9 +69,12 @@ class On(NoiseProposal):
 
     def replace(self, x: Any, part: Any) -> Any:
         """`x` with `part` in its place."""
+        places = _places(self.where, x)
+        if places is None:
+            return _parts.replace(self.where, x, part)
         leaves, structure = jax.tree.flatten(x)
         starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
-        for value, place in zip(jax.tree.leaves(part), _places(self.where, x), strict=True):
+        for value, place in zip(jax.tree.leaves(part), places, strict=True):
             owner = int(np.searchsorted(starts, place.flat[0], side="right")) - 1
             local = place - starts[owner]
             if np.any((local < 0) | (local >= leaves[owner].size)):
@@ -79,9 +86,10 @@ class On(NoiseProposal):
         return jax.tree.unflatten(structure, leaves)
 
 
-def _places(where: Callable[[Any], Any], x: Any) -> list[np.ndarray]:
+def _places(where: Callable[[Any], Any], x: Any) -> list[np.ndarray] | None:
     """For each array of the part, the numbers of its elements, all elements of the state being
-    numbered from 0: `where` of the numbers in place of the values.
+    numbered from 0: `where` of the numbers in place of the values. `None` if `where` picks by a
+    traced index.
     """
     leaves, structure = jax.tree.flatten(x)
     starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
@@ -96,10 +104,10 @@ def _places(where: Callable[[Any], Any], x: Any) -> list[np.ndarray]:
         for sign in (lambda n: n, lambda n: -1 - n)
     ]
     with jax.ensure_compile_time_eval():
-        picked, again = (
-            [np.asarray(leaf) for leaf in jax.tree.leaves(where(jax.tree.map(jnp.asarray, each)))]
-            for each in numbers
-        )
+        first, again = (jax.tree.leaves(where(jax.tree.map(jnp.asarray, each))) for each in numbers)
+    if not _validate.concrete((first, again)):
+        return None
+    picked, again = ([np.asarray(leaf) for leaf in leaves] for leaves in (first, again))
     if not picked or any(np.any(a != -1 - b) for a, b in zip(picked, again, strict=True)):
         raise ValueError(
             "`On(where, ...)`: `where` must pick a part of the state and compute nothing, as in"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -58,11 +60,11 @@ class Full(eqx.Module):
         upper = jnp.zeros((self.num_spins, self.num_spins)).at[rows, columns].set(self.couplings)
         return upper + upper.T
 
-    def log_density(self, s: Int[Array, "n"]) -> Float[Array, ""]:
+    def log_density(self, s: Int[Array, "n"], *args: Any) -> Float[Array, ""]:
         """`log g(s)`, unnormalised."""
         return s @ self.fields + 0.5 * (s @ self.matrix @ s)
 
-    def moments(self, s: Int[Array, "n"]) -> Full:
+    def moments(self, s: Int[Array, "n"], *args: Any) -> Full:
         """`s_i` and `s_i s_j` of one configuration, to be averaged."""
         rows, columns = np.triu_indices(self.num_spins, 1)
         return Full(s * 1.0, s[rows] * s[columns] * 1.0)
@@ -75,7 +77,7 @@ class Full(eqx.Module):
         """A sweep of Gibbs draws, spin by spin; a kernel for any machine of this size."""
 
         def at(site):
-            log_odds = lambda theta, s: 2 * (theta.fields[site] + theta.matrix[site] @ s)
+            log_odds = lambda theta, s, *args: 2 * (theta.fields[site] + theta.matrix[site] @ s)
             return BlockGibbs(log_odds, lambda s: s[site], Full.log_density, (-1, 1))
 
         return Sweep(at, self.num_spins)

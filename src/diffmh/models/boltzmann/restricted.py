@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -51,12 +53,12 @@ class Restricted(eqx.Module):
         couplings = scale * jax.random.normal(key, shape)
         return Restricted(jnp.zeros(num_visible), jnp.zeros(num_hidden), couplings)
 
-    def log_density(self, x: Units) -> Float[Array, ""]:
+    def log_density(self, x: Units, *args: Any) -> Float[Array, ""]:
         """`log g(v, h)`, unnormalised."""
         v, h = x.visible, x.hidden
         return v @ self.visible + h @ self.hidden + v @ self.couplings @ h
 
-    def moments(self, x: Units) -> Restricted:
+    def moments(self, x: Units, *args: Any) -> Restricted:
         """`v`, `h` and `v hᵀ` of one configuration, to be averaged."""
         v, h = x.visible * 1.0, x.hidden * 1.0
         return Restricted(v, h, v[:, None] * h)

@@ -1,0 +1,119 @@
+"""Systematic sweeps over the sites of an array, moved one at a time by `On`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import diffmh
+
+NUM_SITES = 3
+
+
+def smooth(theta, z):
+    return -0.5 * jnp.sum((z - theta) ** 2) - 0.25 * jnp.sum((z[1:] - z[:-1]) ** 2)
+
+
+def potts(theta, z):
+    return theta * jnp.sum(z[1:] == z[:-1]) + 0.3 * theta * jnp.sum(z == 0)
+
+
+def mixed(theta, x):
+    return (
+        smooth(theta, x["mean"]) + potts(theta, x["label"]) + theta * x["mean"][0] * x["label"][1]
+    )
+
+
+def element(i):
+    return lambda z: z[i]
+
+
+def of_both(i):
+    return lambda x: x["label"][i]
+
+
+CASES = {
+    "floats": (smooth, element, diffmh.GaussianWalk(1.0), jnp.zeros(NUM_SITES)),
+    "labels": (potts, element, diffmh.OtherState(3), jnp.zeros(NUM_SITES, int)),
+    "one array of several": (
+        mixed,
+        of_both,
+        diffmh.OtherState(2),
+        {"mean": 0.1 * jnp.arange(NUM_SITES), "label": jnp.zeros(NUM_SITES, int)},
+    ),
+}
+
+
+def total(theta, x):
+    return sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(x))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one array of several",
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("floats", "labels")),
+    ],
+)
+def test_a_sweep_is_the_cycle_of_its_sites(name):
+    """With a traced index and with a fixed one: the same chain bit for bit, and the same
+    derivative up to rounding.
+    """
+    density, where, proposal, init = CASES[name]
+    at = lambda i: diffmh.MetropolisHastings(density, diffmh.On(where(i), proposal))
+    kernels = diffmh.Sweep(at, NUM_SITES), diffmh.Cycle(*map(at, range(NUM_SITES)))
+    options = dict(init=init, num_samples=20, num_chains=8)
+    means = [diffmh.expectation(total, kernel, **options) for kernel in kernels]
+    swept, fixed = (jax.jit(jax.value_and_grad(mean))(0.7, jax.random.key(30)) for mean in means)
+    assert swept[0] == fixed[0]
+    np.testing.assert_allclose(swept[1], fixed[1], rtol=1e-5)
+    assert swept[1] != 0
+
+
+def test_several_parts_by_one_index():
+    """A label and a mean of different dtypes move together."""
+
+    class Together(diffmh.Proposal):
+        symmetric: bool = True
+
+        def sample(self, key, x):
+            label, mean = x
+            return 1 - label, mean + jax.random.normal(key)
+
+        def log_prob(self, x, x_new):
+            return jax.scipy.stats.norm.logpdf(x_new[1] - x[1])
+
+    def moved(i):
+        proposal = diffmh.On(lambda x: (x["label"][i], x["mean"][i]), Together())
+        return proposal.sample(jax.random.key(0), CASES["one array of several"][3])
+
+    for site in range(NUM_SITES):
+        fixed, traced = moved(site), jax.jit(moved)(site)
+        dtypes = lambda tree: [leaf.dtype for leaf in jax.tree.leaves(tree)]
+        assert dtypes(fixed) == dtypes(traced)
+        jax.tree.map(np.testing.assert_allclose, fixed, traced)
+        assert fixed["label"].tolist() == [int(i == site) for i in range(NUM_SITES)]
+
+
+def test_the_program_does_not_grow_with_the_sites():
+    def lines(num_sites):
+        at = lambda i: diffmh.MetropolisHastings(
+            smooth, diffmh.On(lambda z: z[i], diffmh.GaussianWalk(1.0))
+        )
+        mean = diffmh.expectation(
+            total, diffmh.Sweep(at, num_sites), init=jnp.zeros(num_sites), num_samples=2
+        )
+        return str(jax.make_jaxpr(jax.grad(mean))(0.5, jax.random.key(0))).count("\n")
+
+    assert lines(40) == lines(300)
+
+
+def test_a_part_that_is_computed_is_refused():
+    at = lambda i: diffmh.MetropolisHastings(
+        smooth, diffmh.On(lambda z: 2 * z[i], diffmh.GaussianWalk(1.0))
+    )
+    mean = diffmh.expectation(
+        total, diffmh.Sweep(at, NUM_SITES), init=jnp.zeros(NUM_SITES), num_samples=2
+    )
+    with pytest.raises(ValueError, match="must pick a part of the state and compute nothing"):
+        mean(0.5, jax.random.key(0))
