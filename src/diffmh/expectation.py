@@ -18,10 +18,13 @@ from jaxtyping import Array, Float, Key, PyTree
 from . import _admission, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
+from .counts import Watch
 from .estimators import Estimator, StochasticDerivative
+from .intervals import Stretches
 from .kernel import Kernel
+from .method import Method
 from .report import Report, RunChains, report
-from .simulation import Simulation, run
+from .simulation import Observed, Simulation, run
 
 
 class Differentiable(ABC):
@@ -101,8 +104,18 @@ class Expectation(Differentiable):
         )
         simulation, form, theta, key, args = self._admit(theta, key, args)
         outcome, jacobian = _diagnosed(simulation, theta, key, args)
+        num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+        kernel, estimator = simulation.kernel, simulation.estimator
+        method = Method.of(kernel, estimator, num_parameters, simulation.lag)
+        outcome = dataclasses.replace(outcome, method=method)
         return RunChains(
-            form.unflatten, theta, outcome.observed.value, jacobian, (outcome,), form.jumps
+            form.unflatten,
+            theta,
+            outcome.observed.value,
+            jacobian,
+            (outcome,),
+            form.jumps,
+            stretched=True,
         )
 
     def _admit(self, theta, key, args):
@@ -217,6 +230,20 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 @eqx.filter_jit
 def _diagnosed(simulation: Simulation, theta, key, args):
     outcome = run(simulation, theta, key, args, diagnose=True)
-    return outcome, simulation.estimator.derivative(
-        outcome.observed.estimator, outcome.observed.value
+    derivative = simulation.estimator.derivative
+    watch = outcome.watch
+    assert isinstance(watch, Watch)
+
+    def stretches(sums: Observed, lengths) -> Stretches:
+        divide = lambda leaf: leaf / jnp.maximum(1, lengths).reshape(-1, *(1,) * (leaf.ndim - 1))
+        means = jax.tree.map(divide, sums)
+        return Stretches(means.value, jax.vmap(derivative)(means.estimator, means.value), lengths)
+
+    window = watch.window
+    halves = jnp.array([window.middle - window.first, simulation.num_steps - window.middle])
+    outcome = dataclasses.replace(
+        outcome,
+        stretches=stretches(watch.sums, watch.lengths),
+        halves=stretches(watch.halves, halves),
     )
+    return outcome, derivative(outcome.observed.estimator, outcome.observed.value)
