@@ -3,6 +3,9 @@ PYTHON ?= python3
 # The newest Python and JAX, for `make test-latest`.
 LATEST ?= PYENV_VERSION=3.13.0 python3.13
 RUN = .venv/bin/python
+PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
+# Nearly all of a test's time is compilation; without optimisation it is half.
+QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 .PHONY: install demo demo-fast example test test-thorough lint bench test-latest clean
 
@@ -31,10 +34,11 @@ example: install
 	$(RUN) examples/mixture.py
 
 test: install
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal
+	$(QUICK) $(PYTEST) -m "not optimised"
+	$(PYTEST) -m optimised
 
 test-thorough: install
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal --thorough
+	$(PYTEST) --thorough
 
 lint: .venv/.lint
 	$(RUN) -m ruff check .

@@ -1,4 +1,8 @@
-"""`--thorough` also runs the combinations that differ little from others: `make test-thorough`."""
+"""`--thorough` also runs the combinations that differ little from others: `make test-thorough`.
+
+Tests marked `optimised` are about how a compiler rounds and fuses. `make test` compiles them as
+users do, and everything else without the compiler's optimisations, which takes half the time.
+"""
 
 
 def pytest_addoption(parser):
@@ -8,6 +12,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line(
         "markers", "thorough: a combination that differs little from others; run with --thorough"
+    )
+    config.addinivalue_line(
+        "markers", "optimised: about how a compiler rounds and fuses; compiled as users compile"
     )
 
 

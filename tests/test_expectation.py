@@ -373,6 +373,7 @@ def assert_one_primal(expectation, expected):
     assert np.all(np.isfinite(tangents)) and np.any(tangents != 0)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "model, num_chains",
     [
@@ -388,6 +389,7 @@ def test_one_primal_for_every_estimator(estimator, model, num_chains):
     assert_one_primal(run(model, num_chains, estimator=estimator), plain(model, num_chains))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("num_chains", [pytest.param(1, marks=pytest.mark.thorough), 16])
 @pytest.mark.parametrize(
     "model, coupling",
@@ -424,6 +426,7 @@ PART = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "kernel, init, f",
     [
@@ -443,6 +446,7 @@ def test_one_primal_for_other_kernels(kernel, init, f):
     assert_one_primal(expectation, expectation.per_chain(0.4, KEY))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("model", RUNS)
 def test_one_primal_whatever_is_asked(model):
     expectation = run(model)
@@ -460,6 +464,7 @@ def test_one_primal_whatever_is_asked(model):
     )
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("model", RUNS)
 def test_the_trace_is_the_same_primal(model):
     kernel, init, f = RUNS[model]

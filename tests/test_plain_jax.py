@@ -110,6 +110,7 @@ def test_unbiased_both_ways(name, plain):
     assert_unbiased(slopes, slope, f"{name}, derivative")
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_same_numbers_both_ways(name):
     """Every chain takes the same path, bit for bit; derivatives round as the compiler pleases."""

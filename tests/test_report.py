@@ -28,6 +28,7 @@ RATIO = diffmh.compose(
 )
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "function, theta",
     [(OCCUPANCY, 0.4), (ENTROPY, 0.4), (TREE, TREE_THETA), (RATIO, TREE_THETA)],

@@ -201,6 +201,7 @@ def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
     assert is_caught(flips, truth)
 
 
+@pytest.mark.optimised
 def test_the_primal_is_the_same_with_and_without_a_derivative():
     expectation = lagged(CONTINUOUS["Crank-Nicolson"][0])
     theta, key = 0.6, jax.random.key(9)

@@ -239,6 +239,7 @@ def naive_paths_differ() -> bool:
     return differs
 
 
+@pytest.mark.optimised
 def test_a_naive_kernel_is_bit_identical():
     assert not naive_paths_differ()
 

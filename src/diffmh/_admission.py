@@ -20,7 +20,7 @@ from ._lowering import compat
 from ._validate import NotDifferentiable
 from .kernel import moves_with_theta
 from .parameters import jacobian
-from .simulation import Simulation, flatten, run
+from .simulation import Loop, Simulation, flatten
 
 # Of random starts so many are looked at one by one.
 _LOOKED_AT = 64
@@ -211,8 +211,7 @@ def _closes_over_tracers(simulation, theta, key, args) -> bool:
     arrays, static = eqx.partition(args, eqx.is_array)
 
     def probe(theta, key, arrays):
-        return run(
-            simulation.plain(), theta, key, eqx.combine(arrays, static), differentiate=False
-        ).observed.value
+        args = eqx.combine(arrays, static)
+        return Loop(simulation.plain(), theta, key, args, differentiate=False).first_value()
 
     return compat.closes_over_tracers(probe, theta, key, arrays)

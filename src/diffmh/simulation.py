@@ -242,17 +242,19 @@ class Loop(eqx.Module):
 
     def block_noise(self, block: Int[Array, ""]) -> PyTree:
         """The randomness of a block: steps first, chains last."""
-        num_steps, estimator = self.block_steps, self.simulation.estimator
+        of_chain = lambda key: self._noise(jax.random.fold_in(key, block), self.block_steps)
+        return over_chains(of_chain, draws_ahead=True)(self.simulation.chain_keys(self.key)[:, 1])
+
+    def _noise(self, key: Key[Array, ""], num_steps: int) -> PyTree:
+        """The randomness of one chain's steps: the primal's and the estimator's own."""
+        one, estimator = self.one, self.simulation.estimator
 
         def both(update: Update, key):
             key_primal, key_own = jax.random.split(key)
-            own = estimator.own_noise(update, key_own, self.one, num_steps)
-            return update.noise(key_primal, self.one, num_steps), own
+            own = estimator.own_noise(update, key_own, one, num_steps)
+            return update.noise(key_primal, one, num_steps), own
 
-        def of_chain(key):
-            return self.simulation.kernel.distribute(both, jax.random.fold_in(key, block))
-
-        return over_chains(of_chain)(self.simulation.chain_keys(self.key)[:, 1])
+        return self.simulation.kernel.distribute(both, key)
 
     def step(
         self,
@@ -364,6 +366,15 @@ class Loop(eqx.Module):
             return halves
         each = zip(halves, watch.window.halves(step), strict=True)
         return tuple(_trees.add(half, _where(now, _unwatched(observed))) for half, now in each)
+
+    def first_value(self) -> Float[Array, "F"]:
+        """f after one step of one chain: the shortest program with all that a user wrote in it."""
+        init, parameters = self.simulation.init, self.parameters(self.key)
+        x = _trees.strong(init(self.key) if callable(init) else init)
+        chain, _ = self._start_one(parameters, x)
+        noise = jax.tree.map(lambda leaf: leaf[0], self._noise(self.key, 1))
+        chain, _, observed = self._one(parameters, chain, None, noise)
+        return observed.value
 
     def outcome(self, progress: Progress) -> Outcome:
         """A chain whose log density is not finite at its start has NaN for its averages."""

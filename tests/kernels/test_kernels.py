@@ -103,6 +103,7 @@ def test_metropolis_within_gibbs(name, alternatives):
     assert_unbiased(found, derivative(mixed_oracle(5, repeats, order), np.array(theta))[1], name)
 
 
+@pytest.mark.optimised
 def test_forgetting_changes_nothing():
     """A cycle whose kernels share what they remember, and one whose kernels do not, walk the
     same path.

@@ -47,6 +47,7 @@ def checkerboard_oracle(num_sweeps, flip):
     return mean
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(("flip", "alternatives"), [(False, 1), (False, 4), (True, 1)])
 def test_checkerboard_sweeps(flip, alternatives):
     """Derivatives with respect to temperature, interaction and field, from a cold start, at

@@ -11,7 +11,7 @@ An operation that has no rule below is left to `jax.vmap`, and so is everything 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -24,8 +24,10 @@ from .manual import varying
 from .program import Cond, Constant, Equation, Program, Scan
 
 
-def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`jax.vmap(function, in_axes=-1, out_axes=-1)`."""
+def over_chains(function: Callable[..., PyTree], *, draws_ahead: bool = False) -> Callable:
+    """`jax.vmap(function, in_axes=-1, out_axes=-1)`. What draws ahead for many steps computes the
+    keys for its draws once, before them.
+    """
     if plain_jax.value:
         return jax.vmap(function, in_axes=-1, out_axes=-1)
 
@@ -37,7 +39,7 @@ def over_chains(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         program, form = compat.program(
             lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False
         )
-        results = _run(program, count, [_take_in(leaf) for leaf in leaves])
+        results = _run(program, count, [_take_in(leaf, draws_ahead) for leaf in leaves])
         return jax.tree.structure(form).unflatten([_per_chain(value, count) for value in results])
 
     return mapped
@@ -104,6 +106,7 @@ class Keys:
 
     left: Array
     right: Array
+    once: bool = field(default=False, metadata={"static": True})
 
     @property
     def array(self) -> Key[Array, "*n C"]:
@@ -112,7 +115,7 @@ class Keys:
     def each(self, function: Callable[[PerChain], Sequence[Any]]) -> list[Value]:
         """What moves keys about moves both words alike."""
         return [
-            Keys(*words)
+            Keys(*words, self.once)
             for words in zip(
                 function(PerChain(self.left)), function(PerChain(self.right)), strict=True
             )
@@ -151,11 +154,12 @@ def _rule(equation: Equation) -> Rule:
     return _by_vmap if rule is None else rule
 
 
-def _take_in(array: Array | Once) -> Value:
+def _take_in(array: Array | Once, once: bool = False) -> Value:
     """An array with chains last; keys by their words, if we know how to draw from those."""
     if isinstance(array, Once):
         return array
-    return Keys(*threefry.words(array)) if threefry.is_threefry(array) else PerChain(array)
+    is_known = threefry.is_threefry(array)
+    return Keys(*threefry.words(array), once) if is_known else PerChain(array)
 
 
 def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
@@ -169,11 +173,12 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
         words = (first.left, first.right)
         match compat.operation(equation):
             case operations.SplitKeys(shape):
-                return [Keys(*threefry.split(words, shape))]
+                return [Keys(*threefry.split(words, shape, first.once), first.once)]
             case operations.DrawWords(shape):
-                return [PerChain(threefry.bits(words, shape))]
+                return [PerChain(threefry.bits(words, shape, first.once))]
             case operations.FoldIn() if first.left.ndim == 1:
-                return [Keys(*threefry.fold_in(words, jnp.asarray(rest[0].array, jnp.uint32)))]
+                data = jnp.asarray(rest[0].array, jnp.uint32)
+                return [Keys(*threefry.fold_in(words, data, first.once), first.once)]
     typed: list[Value] = [
         PerChain(_per_chain(value, count)) if isinstance(value, Keys) else value
         for value in operands

@@ -28,6 +28,7 @@ _FEW = 8
 Words = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
 
 
+@jax.jit  # Traced once for each shape, not for each draw.
 def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Words:
     """Threefry-2x32 of the counter `(high, low)`."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
@@ -41,10 +42,12 @@ def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) 
     return left, right
 
 
-def split(key: Words, shape: tuple[int, ...]) -> Words:
+def split(key: Words, shape: tuple[int, ...], once: bool = False) -> Words:
     """`jax.random.split`: words of the shape of the keys without the last axis, then `shape`,
-    then the last axis.
+    then the last axis. Split `once`, keys are computed before whatever draws from them.
     """
+    if once:
+        return kept(_counted(key, shape), key)
     size, keys = math.prod(shape), key[0].shape
     if 0 < size <= _FEW:
         # Constant counters one by one: in a fused loop, indexing into an array of counters would
@@ -55,19 +58,24 @@ def split(key: Words, shape: tuple[int, ...]) -> Words:
             for side in zip(*drawn, strict=True)
         )
         return left, right
-    key = _kept(key, key)
-    counter = jax.lax.iota(jnp.uint32, size).reshape(*shape, 1)
+    return _counted(kept(key, key), shape)
+
+
+def bits(key: Words, shape: tuple[int, ...], once: bool = False) -> UInt32[Array, "..."]:
+    """`jax.random.bits` of 32 bits, shaped as by `split`."""
+    left, right = _counted(key, shape) if once else split(key, shape)
+    return kept(left ^ right, key)
+
+
+def _counted(key: Words, shape: tuple[int, ...]) -> Words:
+    """Threefry of the counters 0, 1, 2, ..., shaped as by `split`."""
+    keys = key[0].shape
+    counter = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(*shape, 1)
     spread = lambda words: words.reshape(*keys[:-1], *(1 for _ in shape), keys[-1])
     return threefry((spread(key[0]), spread(key[1])), jnp.zeros_like(counter), counter)
 
 
-def bits(key: Words, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """`jax.random.bits` of 32 bits, shaped as by `split`."""
-    left, right = split(key, shape)
-    return _kept(left ^ right, key)
-
-
-def _kept(drawn: PyTree, key: Words) -> PyTree:
+def kept(drawn: PyTree, key: Words) -> PyTree:
     """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all
     of it for every use.
     """
@@ -75,9 +83,10 @@ def _kept(drawn: PyTree, key: Words) -> PyTree:
     return rounding.whole(drawn, no_key_is_this)
 
 
-def fold_in(key: Words, data: UInt32[Array, "..."]) -> Words:
+def fold_in(key: Words, data: UInt32[Array, "..."], once: bool = False) -> Words:
     """`jax.random.fold_in`."""
-    return threefry(key, jnp.uint32(0), data)
+    words = threefry(key, jnp.uint32(0), data)
+    return kept(words, key) if once else words
 
 
 def is_threefry(array: Any) -> bool:
