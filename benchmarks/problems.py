@@ -148,3 +148,24 @@ def schools(num_samples: int = 20_000) -> Problem:
     theta = jnp.array([0.0, 5.0])
     name = "eight schools, walk 0.2"
     return Problem(name, f, kernel, theta, start, num_samples, 1000, 32, exact=schools_answer)
+
+
+def short_mixture() -> Problem:
+    """Five steps from the first component: far from equilibrium."""
+    return Problem("mixture, five steps", mixture.indicator, mixture.sampler(), 0.4, 0, 5, 0)
+
+
+def autocovariance() -> Problem:
+    """By the walk's own step size, which the target does not see."""
+    density = lambda theta, x: -0.5 * x**2
+    kernel = diffmh.MetropolisHastings(density, lambda theta: diffmh.GaussianWalk(theta))
+    product = lambda theta, before, x: before * x
+    return Problem("N(0,1), lag-1 by step size", product, kernel, 2.38, 0.0, 1000, 50, lag=1)
+
+
+def potts() -> Problem:
+    """Ten sites of three colours in a row, swept by Gibbs draws."""
+    density = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])
+    kernel = diffmh.Sweep(lambda i: diffmh.Gibbs(density, lambda z: z[i], 3), 10)
+    agreeing = lambda theta, z: jnp.mean(z[1:] == z[:-1])
+    return Problem("Potts row, Gibbs sweeps", agreeing, kernel, 0.7, jnp.zeros(10, int), 200, 20)

@@ -8,6 +8,8 @@ from ._validate import NotDifferentiable as NotDifferentiable
 from .adapt import adapt as adapt
 from .alternatives import Transition as Transition
 from .check import check as check
+from .compare import compare as compare
+from .comparison import Comparison as Comparison
 from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
 from .couplings import Coupling as Coupling

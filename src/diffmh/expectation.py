@@ -12,19 +12,21 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
+from .comparison import Comparison, candidates, compared, measure
 from .counts import Watch
 from .estimators import Estimator, StochasticDerivative
 from .intervals import Stretches
 from .kernel import Kernel
-from .method import Method
+from .method import Method, applies
 from .report import Report, RunChains, report
-from .simulation import Observed, Simulation, run
+from .simulation import Observed, Simulation, flatten, run
 
 
 class Differentiable(ABC):
@@ -50,8 +52,42 @@ class Differentiable(ABC):
     def run_chains(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> RunChains:
         """Each chain's value and derivative, and what was counted on the way."""
 
-    def run(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Report:
-        """Value and gradient, each with its standard error over the chains, and diagnostics.
+    def by(self, estimator: Estimator) -> Differentiable:
+        """The same expectation, differentiated by another estimator."""
+        raise TypeError(
+            f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
+        )
+
+    def applicable(self, num_parameters: int) -> list[Estimator]:
+        """Estimators that may be compared: the one in use, first, and the others."""
+        raise TypeError(
+            f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
+        )
+
+    def compare(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Comparison:
+        """What `diffmh.compare` returns."""
+        theta = _trees.strong(_validate.theta(theta))
+        if self.num_chains < 2:
+            raise ValueError("`compare` needs `num_chains` of at least 2, got 1.")
+        estimators = self.applicable(ravel_pytree(theta)[0].size)
+        form = jax.eval_shape(
+            lambda: jax.tree.map(lambda leaf: leaf[0], self.per_chain(theta, key, *args))
+        )
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(form))
+        unflatten = _admission.Unflatten(jax.tree.structure(form), shapes)
+        programs = [_program(self.by(estimator), theta, key, args) for estimator in estimators]
+        return compared(estimators, measure(programs), unflatten, theta)
+
+    def run(
+        self,
+        theta: PyTree,
+        key: Key[Array, ""] | None = None,
+        *args: Any,
+        compare: bool = False,
+    ) -> Report:
+        """Value and gradient, each with its standard error over the chains, and diagnostics; with
+        `compare=True` also how the other estimators would have done (`diffmh.compare`), in
+        `report.comparison`.
 
         Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the
         numbers.
@@ -67,7 +103,29 @@ class Differentiable(ABC):
                 "`.run` makes a report for people and cannot be traced: call the expectation itself"
                 " instead."
             )
-        return report(chains)
+        found = report(chains)
+        if not compare:
+            return found
+        return dataclasses.replace(found, comparison=self.compare(theta, key, *args))
+
+
+def _program(expectation: Differentiable, theta: PyTree, key, args):
+    """A compiled run: each chain's value and derivative, flat, chains last."""
+    flat, unravel = ravel_pytree(theta)
+    basis = jnp.eye(flat.size, dtype=flat.dtype)
+
+    @eqx.filter_jit
+    def both(theta, key, args):
+        def along(direction):
+            value = lambda theta: jax.vmap(flatten, out_axes=-1)(
+                expectation.per_chain(theta, key, *args)
+            )
+            return jax.jvp(value, (theta,), (unravel(direction),))
+
+        value, slope = jax.vmap(along, out_axes=(None, 0))(basis)
+        return value, slope
+
+    return lambda: both(theta, key, args)
 
 
 class Expectation(Differentiable):
@@ -86,6 +144,16 @@ class Expectation(Differentiable):
             f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in},"
             f" num_chains={s.num_chains}, estimator={s.estimator})"
         )
+
+    def by(self, estimator):
+        return Expectation(dataclasses.replace(self.simulation, estimator=estimator))
+
+    def applicable(self, num_parameters):
+        s = self.simulation
+        tried = candidates(s.estimator)
+        return [
+            estimator for estimator in tried if applies(estimator, s.kernel, num_parameters, s.lag)
+        ]
 
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)

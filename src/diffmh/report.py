@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -54,6 +55,7 @@ class Report(eqx.Module):
     - `warnings`: what looks wrong, and what to do about it.
     - `notes`: what else there is to say, such as what other estimators would have had, or that the
       chain is not at equilibrium.
+    - `comparison`: a `Comparison` of estimators, if one was asked for.
     - `value_shape`, `gradient_shape`: skewness and kurtosis of what a chain contributes, for
       `interval`.
 
@@ -75,6 +77,7 @@ class Report(eqx.Module):
     notes: tuple[str, ...] = ()
     value_shape: Shape | None = None
     gradient_shape: Shape | None = None
+    comparison: Any = None
 
     def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
@@ -123,6 +126,7 @@ class Report(eqx.Module):
         lines.extend([", ".join(facts)] if facts else [])
         lines.extend(self.notes)
         lines.extend(f"warning: {warning}" for warning in self.warnings)
+        lines.extend([] if self.comparison is None else [str(self.comparison)])
         return "\n".join(lines)
 
 
