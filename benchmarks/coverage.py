@@ -44,6 +44,7 @@ class Tally:
     """What the reports of one problem said."""
 
     def __init__(self, problem: Problem):
+        assert problem.exact is not None
         self.value, self.slope = problem.exact()
         self.num_chains = problem.num_chains
         self.held = {"value": [], "gradient": [], "t: value": [], "t: gradient": []}

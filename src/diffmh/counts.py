@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._lowering.chains import over_chains
 from .alternatives import Alternatives, Events
+from .controls import Controlled
 from .decisions import Acceptance
 from .kernel import Step
 from .values import norm
@@ -57,7 +58,7 @@ class Counts(eqx.Module):
     @staticmethod
     def zeros(num_leaves: int, origin: Float[Array, "F"], memory: PyTree) -> Counts:
         count, size, no = jnp.zeros((), int), jnp.zeros(()), jnp.zeros((), bool)
-        slots = memory.weight.shape[0] if isinstance(memory, Alternatives) else 0
+        slots = memory.weight.shape[0] if isinstance(memory, Alternatives | Controlled) else 0
         moved, age = (no,) * num_leaves, jnp.zeros(slots, int)
         eight = (count, count, count, count, count, count, count, count)
         return Counts(*eight, size, size, size, moved, origin, age)
@@ -99,7 +100,7 @@ class Counts(eqx.Module):
 
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""
-        if not isinstance(memory, Alternatives):
+        if not isinstance(memory, Alternatives | Controlled):
             return self
         heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(

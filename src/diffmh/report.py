@@ -199,7 +199,7 @@ def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-def mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_error(per_chain: Float[Any, "... C"]) -> tuple[np.ndarray, np.ndarray]:
     # In double precision: the square of a small number would vanish in single.
     values = np.asarray(per_chain, float)
     return values.mean(axis=-1), values.std(axis=-1, ddof=1) / math.sqrt(values.shape[-1])

@@ -268,6 +268,7 @@ class Loop(eqx.Module):
         `record`.
         """
         estimator = self.simulation.estimator
+        chain = Chain(chain.state, chain.past, estimator.begin(chain.memory))
         if self.simulation.lag:
             assert chain.past is not None
             past = remember(chain.past, chain.state.value)
@@ -276,7 +277,15 @@ class Loop(eqx.Module):
         def advance(update: Update, carry, noise):
             (chain, record), (primal_noise, own_noise) = carry, noise
             step = self._primal_step(parameters, update, chain.state, primal_noise)
-            at = Transition(parameters, update, step, primal_noise, own_noise, chain.past)
+            at = Transition(
+                parameters,
+                update,
+                step,
+                primal_noise,
+                own_noise,
+                chain.past,
+                self.simulation.observable,
+            )
             memory, events = estimator.advance(chain.memory, at)
             chain = self._kept(parameters, Chain(step.after, chain.past, memory))
             return chain, note(record, step, events)

@@ -93,7 +93,8 @@ def bonds(x: State) -> Float[Array, ""]:
     products = (
         x.black * neighbours(x, 0) if isinstance(x, Spins) else by_site(x)
     )  # each bond has one black end
-    return jnp.sum(products.astype(jnp.int32)).astype(float)
+    whole = jnp.issubdtype(products.dtype, jnp.integer)
+    return jnp.sum(products.astype(jnp.int32) if whole else products).astype(float)
 
 
 def magnetisation(x: State) -> Float[Array, ""]:
