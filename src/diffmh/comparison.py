@@ -14,7 +14,6 @@ from jaxtyping import Float, PyTree
 from .estimators import Covariance, Estimator, Score, StochasticDerivative
 from .report import gradient_tree, mean_and_error, number_with_error, with_errors
 
-_REPEATS = 3
 # Differences between estimators beyond so many standard errors are called a bias.
 _BIAS = 4.0
 
@@ -122,14 +121,16 @@ class Measured(eqx.Module):
     seconds: float
 
 
-def measure(programs: list[Callable[[], tuple[PyTree, PyTree]]]) -> list[Measured]:
+def measure(
+    programs: list[Callable[[], tuple[PyTree, PyTree]]], repeats: int = 3
+) -> list[Measured]:
     """Runs compiled programs in turn, several times: the least time of each. On a CPU it is that
     of the processor, which other programs don't disturb.
     """
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     results = [jax.block_until_ready(program()) for program in programs]
     best = [math.inf] * len(programs)
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         for number, program in enumerate(programs):
             began = clock()
             jax.block_until_ready(program())

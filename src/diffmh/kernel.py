@@ -257,26 +257,33 @@ class BlockUpdate(Update):
     def surprise(
         self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
     ):
-        """g, linear about the mean of the block."""
+        """g, linear in the block about the state before: exact if g is linear in it."""
         if self.block(step.before.x) is None:
             return None
 
         def one(before, after):
-            mean = self.expected_block(parameters, before, noise)
-            along = lambda block: function(self.with_block(before, block))
-            return jax.jvp(along, (mean,), (self.block(after) - mean,))[1]
+            change = self.block(after) - self.expected_block(parameters, before, noise)
+            slopes = self._slopes(before, function)
+            return jnp.sum((slopes * change[None]).reshape(slopes.shape[0], -1), axis=1)
 
         return one(alternative.x, alternative_after.x) - one(step.before.x, step.after.x)
 
     def flip_changes(self, step, noise, function):
-        """By the derivative of g along the block."""
-        x, here = step.after.x, self.block(step.after.x)
+        """By the same derivatives of g."""
+        here = self.block(step.after.x)
         if here is None:
             return None
         other = self.block(self.result(step.before.x, noise, ~step.decisions[0].outcome))
-        value, pullback = jax.vjp(lambda block: function(self.with_block(x, block)), here)
-        slopes = jax.vmap(lambda row: pullback(row)[0])(jnp.eye(value.size, dtype=value.dtype))
-        return (slopes * (other - here)[None]).reshape(value.size, -1)
+        slopes = self._slopes(step.before.x, function)
+        return (slopes * (other - here)[None]).reshape(slopes.shape[0], -1)
+
+    def _slopes(self, x: PyTree, function: Callable[[PyTree], Array]) -> Float[Array, "F *D"]:
+        """The derivatives of g along the block."""
+        along = lambda block: function(self.with_block(x, block))
+        value, pullback = jax.vjp(along, self.block(x))
+        if value.size == 1:
+            return pullback(jnp.ones_like(value))[0][None]
+        return jax.vmap(lambda row: pullback(row)[0])(jnp.eye(value.size, dtype=value.dtype))
 
 
 def moves_with_theta(kernel: Kernel) -> bool:
