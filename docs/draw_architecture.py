@@ -17,14 +17,14 @@ BEGIN, END = "<!-- drawn by draw_architecture.py -->\n```mermaid\n", "```\n<!-- 
 
 # Left to right. A module that starts with an underscore serves all and is left out of the picture.
 LAYERS = (
-    ("values", "parameters", "decisions"),
+    ("values", "parameters", "decisions", "intervals"),
     ("proposals", "couplings"),
     ("kernel", "kernels"),
-    ("alternatives", "estimators"),
-    ("counts", "simulation"),
-    ("findings", "report"),
-    ("expectation", "compose"),
-    ("trace", "check", "optimise"),
+    ("alternatives", "controls", "estimators"),
+    ("counts", "method", "simulation"),
+    ("agreement", "findings", "report"),
+    ("comparison", "expectation", "compose"),
+    ("trace", "check", "compare", "optimise"),
     ("models", "plots", "sad"),
     ("reproduce", "cli"),
 )
