@@ -51,6 +51,9 @@ bench: .venv/.bench
 	$(RUN) benchmarks/ising.py
 	$(RUN) benchmarks/gibbs.py
 	$(RUN) benchmarks/sad.py
+	$(RUN) benchmarks/coverage.py
+	$(RUN) benchmarks/compare.py
+	$(RUN) benchmarks/control.py
 
 .venv-latest/.installed: pyproject.toml
 	$(LATEST) -m venv .venv-latest

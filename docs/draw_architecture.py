@@ -17,16 +17,17 @@ BEGIN, END = "<!-- drawn by draw_architecture.py -->\n```mermaid\n", "```\n<!-- 
 
 # Left to right. A module that starts with an underscore serves all and is left out of the picture.
 LAYERS = (
-    ("values", "parameters", "decisions"),
+    ("values", "parameters", "decisions", "intervals"),
     ("proposals", "couplings"),
     ("kernel", "kernels"),
-    ("alternatives", "estimators"),
+    ("alternatives", "controls", "estimators"),
     ("bar", "checkpoint", "course"),
-    ("counts", "simulation"),
-    ("findings", "report", "until"),
-    ("expectation", "compose"),
-    ("trace", "check", "optimise", "sample", "draws"),
-    ("models", "plots", "sad"),
+    ("counts", "method", "simulation"),
+    ("agreement", "findings", "report", "until"),
+    ("comparison", "expectation", "compose"),
+    ("trace", "check", "compare", "optimise", "sample", "draws", "adapt", "tune"),
+    ("models", "sad"),
+    ("adapters", "sensitivity", "plots"),
     ("reproduce", "cli"),
 )
 

@@ -13,6 +13,8 @@ from .adapters import from_pymc as from_pymc
 from .alternatives import Transition as Transition
 from .check import check as check
 from .checkpoint import Checkpoint as Checkpoint
+from .compare import compare as compare
+from .comparison import Comparison as Comparison
 from .compose import compose as compose
 from .couplings import CommonRandomNumbers as CommonRandomNumbers
 from .couplings import Coupling as Coupling

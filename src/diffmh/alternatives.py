@@ -12,6 +12,7 @@ alternative met the primal; prune one slot against the new candidates.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -29,7 +30,7 @@ class Transition(eqx.Module):
     """One update of the primal, as an estimator sees it.
 
     `noise` is the primal's, `own_noise` what the estimator had drawn for itself; `past` holds the
-    earlier states that f looks at, if it does.
+    earlier states that f looks at, if it does; `observable` is f, as in `Observation`.
     """
 
     parameters: Parameters
@@ -38,6 +39,7 @@ class Transition(eqx.Module):
     noise: PyTree
     own_noise: PyTree
     past: Value | None = None
+    observable: Callable[..., Value] | None = None
 
 
 class Alternatives(eqx.Module):
@@ -95,7 +97,7 @@ def advance(
     if not at.step.decisions:
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
     candidates = flip_weight(at.step, weights).astype(slots.weight.dtype)
-    pruned, born = prune(remaining, at, candidates, uniform)
+    pruned, born, _ = prune(remaining, at, candidates, uniform)
     score = jnp.sum(values.norm(candidates))
     return pruned, Events(recoupled, born, score)
 
@@ -129,10 +131,10 @@ def drop_recoupled(slots: Alternatives, at: Transition) -> Alternatives:
 
 def prune(
     slots: Alternatives, at: Transition, candidates: Float[Array, "P *C"], uniform: Array
-) -> tuple[Alternatives, Bool[Array, "K"]]:
+) -> tuple[Alternatives, Bool[Array, "K"], Int[Array, ""]]:
     """Keeps one of the candidates and the lightest alternative, `i` with probability `s_i / Σs` and
     weight `w_i Σs / s_i`. An empty slot weighs nothing, so it is taken first. Also returns which
-    slot has a new alternative.
+    slot has a new alternative, and of which candidate.
     """
     if slots.scale is not None:
         born = jnp.sum(jnp.abs(candidates), axis=tuple(range(1, candidates.ndim)))
@@ -144,7 +146,7 @@ def prune(
     state, past = _trees.select(
         replaced, _trees.repeat(newborn, weight.shape[0]), (slots.state, slots.past)
     )
-    return dataclasses.replace(slots, state=state, past=past, weight=weight), replaced
+    return dataclasses.replace(slots, state=state, past=past, weight=weight), replaced, picked.index
 
 
 def flipped(at: Transition, candidate: Int[Array, ""]) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -27,6 +28,15 @@ class Composition(Differentiable):
     def __repr__(self) -> str:
         name = getattr(self.phi, "__name__", self.phi)
         return f"Composition({name}, {', '.join(map(repr, self.expectations))})"
+
+    def by(self, estimator):
+        return Composition(self.phi, tuple(e.by(estimator) for e in self.expectations))
+
+    def applicable(self, num_parameters):
+        """Those that apply to every expectation; the first one's own leads."""
+        each = [e.applicable(num_parameters) for e in self.expectations]
+        among = lambda estimator, some: any(eqx.tree_equal(estimator, other) for other in some)
+        return [found for found in each[0] if all(among(found, some) for some in each[1:])]
 
     def per_chain(self, theta, key=None, *args):
         values = [e.per_chain(theta, key, *args) for e, key in self._with_keys(key)]

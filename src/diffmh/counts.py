@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._lowering.chains import over_chains
 from .alternatives import Alternatives, Events
+from .controls import Controlled
 from .decisions import Acceptance
 from .kernel import Step
 from .values import norm
@@ -25,6 +26,9 @@ class Silent(eqx.Module):
 
     per_chain: None = None
 
+    def watching(self, zeros: PyTree) -> Silent:
+        return self
+
     def after_block(self, *_: Any) -> Silent:
         return self
 
@@ -32,7 +36,8 @@ class Silent(eqx.Module):
 class Counts(eqx.Module):
     """Sums over the steps of one chain, the largest weight met, the largest derivative that a state
     had (where states carry one), and which leaves of the state have moved. A slot's step counts as
-    a step of its own. `origin` is f at the start.
+    a step of its own. `age` is for how many steps each slot's alternative has lived, and `origin` f
+    at the start.
     """
 
     decisions: Int[Array, "*C"]
@@ -48,14 +53,15 @@ class Counts(eqx.Module):
     max_tangent: Float[Array, "*C"]
     moved: tuple[Bool[Array, "*C"], ...]
     origin: Float[Array, "F *C"]
+    age: Int[Array, "K *C"]
 
     @staticmethod
-    def zeros(num_leaves: int, origin: Float[Array, "F"]) -> Counts:
+    def zeros(num_leaves: int, origin: Float[Array, "F"], memory: PyTree) -> Counts:
         count, size, no = jnp.zeros((), int), jnp.zeros(()), jnp.zeros((), bool)
-        moved = (no,) * num_leaves
-        return Counts(
-            count, count, count, count, count, count, count, count, size, size, size, moved, origin
-        )
+        slots = memory.weight.shape[0] if isinstance(memory, Alternatives | Controlled) else 0
+        moved, age = (no,) * num_leaves, jnp.zeros(slots, int)
+        eight = (count, count, count, count, count, count, count, count)
+        return Counts(*eight, size, size, size, moved, origin, age)
 
     def note(self, step: Step, events: Events | None) -> Counts:
         """After an update."""
@@ -80,6 +86,7 @@ class Counts(eqx.Module):
             return counts
         return dataclasses.replace(
             counts,
+            age=jnp.where(events.born, 0, counts.age),
             born=counts.born + jnp.sum(events.born),
             recoupled=counts.recoupled + jnp.sum(events.recoupled),
             weight_born=counts.weight_born + events.score.astype(counts.weight_born.dtype),
@@ -93,11 +100,12 @@ class Counts(eqx.Module):
 
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""
-        if not isinstance(memory, Alternatives):
+        if not isinstance(memory, Alternatives | Controlled):
             return self
         heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(
             self,
+            age=jnp.where(memory.alive, self.age + 1, 0),
             slot_steps=self.slot_steps + memory.alive.size,
             alive=self.alive + jnp.sum(memory.alive),
             max_weight=jnp.maximum(self.max_weight, heaviest),
@@ -108,30 +116,73 @@ class Counts(eqx.Module):
         return (value - self.origin) ** 2
 
 
+class Window(eqx.Module):
+    """Steps of a chain that are looked at in two halves, by number, from 0: the samples, or where
+    there are fewer of them than steps of burn-in, the last half of all steps.
+    """
+
+    first: int
+    middle: int
+
+    @staticmethod
+    def of(num_samples: int, burn_in: int) -> Window:
+        num_steps = num_samples + burn_in
+        first = min(burn_in, num_steps // 2)
+        return Window(first, first + (num_steps - first) // 2)
+
+    def halves(self, step: Int[Array, ""]) -> Bool[Array, "2"]:
+        """In which half a step lies, if in any."""
+        early = (step >= self.first) & (step < self.middle)
+        return jnp.stack([early, step >= self.middle])
+
+
 class Watch(eqx.Module):
-    """What is counted in each chain, and sums of f over successive stretches of it: a fixed number
-    of them, however long the run.
+    """What is counted in each chain, and sums of what it observes (f, and what the estimator
+    averages) over successive stretches of it: a fixed number of them, however long the run, and the
+    two halves of a window.
     """
 
     per_chain: Counts
-    sums: Float[Array, "batches F C"]
+    sums: PyTree
     lengths: Int[Array, "batches"]
+    halves: PyTree
+    window: Window = eqx.field(static=True)
 
     @staticmethod
-    def start(origin: Float[Array, "F C"], num_leaves: int, num_blocks: int) -> Watch:
-        counts = over_chains(lambda origin: Counts.zeros(num_leaves, origin))(origin)
-        num_batches = min(_BATCHES, num_blocks)
-        sums = jnp.zeros((num_batches, *origin.shape), origin.dtype)
-        return Watch(counts, sums, jnp.zeros(num_batches, int))
+    def start(
+        origin: Float[Array, "F C"],
+        memory: PyTree,
+        num_leaves: int,
+        num_blocks: int,
+        window: Window,
+    ) -> Watch:
+        zeros = lambda origin, memory: Counts.zeros(num_leaves, origin, memory)
+        counts = over_chains(zeros)(origin, memory)
+        lengths = jnp.zeros(min(_BATCHES, num_blocks), int)
+        return Watch(counts, None, lengths, None, window)
+
+    def watching(self, zeros: PyTree) -> Watch:
+        """With sums of what is observed, whose form is that of `zeros`."""
+        stacked = lambda count: jax.tree.map(
+            lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), zeros
+        )
+        return dataclasses.replace(self, sums=stacked(self.lengths.size), halves=stacked(2))
 
     def after_block(
         self,
         block: Int[Array, ""],
         num_blocks: int,
         per_chain: Counts,
-        sums: Float[Array, "F C"],
+        sums: PyTree,
+        halves: PyTree,
         length: Int[Array, ""],
     ) -> Watch:
         # In floats: block · batches may pass 2³¹.
         share = jnp.floor((block + 0.5) * (self.lengths.size / num_blocks)).astype(int)
-        return Watch(per_chain, self.sums.at[share].add(sums), self.lengths.at[share].add(length))
+        return Watch(
+            per_chain,
+            jax.tree.map(lambda total, leaf: total.at[share].add(leaf), self.sums, sums),
+            self.lengths.at[share].add(length),
+            jax.tree.map(jnp.add, self.halves, halves),
+            self.window,
+        )

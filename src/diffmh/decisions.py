@@ -88,6 +88,11 @@ class Acceptance(Decision):
     def outcome(self) -> Bool[Array, "*D"]:
         return self.accepted
 
+    @property
+    def probability(self) -> Float[Array, "*D"]:
+        """Of an accept."""
+        return accept_probability(self.log_ratio.primal)
+
     def flip_weight(self, weights):
         """Two-sided: `−dα` after an accept, `+dα` after a reject. One-sided, the paper's:
         `max(0, −dα)/α` after an accept and `max(0, dα)/(1 − α)` after a reject.
@@ -156,6 +161,11 @@ class Bernoulli(Decision):
     @property
     def outcome(self) -> Bool[Array, "*D"]:
         return self.drawn
+
+    @property
+    def probability(self) -> Float[Array, "*D"]:
+        """Of true."""
+        return jax.nn.sigmoid(self.log_odds.primal)
 
     @property
     def _gradient(self) -> Float[Array, "P *D"]:

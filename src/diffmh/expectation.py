@@ -14,6 +14,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -22,11 +23,25 @@ from ._differentiable import differentiable, not_differentiable
 from ._sharding import check_mesh
 from .bar import Bar
 from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
+from .comparison import Comparison, candidates, compared, measure
+from .counts import Watch
 from .course import Course, Round, round_key
 from .estimators import Estimator, StochasticDerivative
+from .intervals import Stretches
 from .kernel import Kernel
+from .method import Method, applies
 from .report import Report, RunChains, report
-from .simulation import Loop, Outcome, Progress, Simulation, advance, joined, run
+from .simulation import (
+    Loop,
+    Observed,
+    Outcome,
+    Progress,
+    Simulation,
+    advance,
+    flatten,
+    joined,
+    run,
+)
 from .until import Stopping, Until, until_of
 
 
@@ -66,6 +81,32 @@ class Differentiable(ABC):
     def num_steps(self) -> int:
         """Steps of all chains together in one call."""
 
+    def by(self, estimator: Estimator) -> Differentiable:
+        """The same expectation, differentiated by another estimator."""
+        raise TypeError(
+            f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
+        )
+
+    def applicable(self, num_parameters: int) -> list[Estimator]:
+        """Estimators that may be compared: the one in use, first, and the others."""
+        raise TypeError(
+            f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
+        )
+
+    def compare(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Comparison:
+        """What `diffmh.compare` returns."""
+        theta = _trees.strong(_validate.theta(theta))
+        if self.num_chains < 2:
+            raise ValueError("`compare` needs `num_chains` of at least 2, got 1.")
+        estimators = self.applicable(ravel_pytree(theta)[0].size)
+        form = jax.eval_shape(
+            lambda: jax.tree.map(lambda leaf: leaf[0], self.per_chain(theta, key, *args))
+        )
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(form))
+        unflatten = _admission.Unflatten(jax.tree.structure(form), shapes)
+        programs = [_program(self.by(estimator), theta, key, args) for estimator in estimators]
+        return compared(estimators, measure(programs), unflatten, theta)
+
     def run(
         self,
         theta: PyTree,
@@ -74,6 +115,7 @@ class Differentiable(ABC):
         progress: bool = False,
         until: float | Until | None = None,
         checkpoint: Checkpoint | str | os.PathLike | None = None,
+        compare: bool = False,
     ) -> Report:
         """Value and gradient, each with its standard error over the chains, and diagnostics.
 
@@ -82,6 +124,8 @@ class Differentiable(ABC):
           well: `0.01` for an interval of ± 1 %, or a `diffmh.Until`.
         - `checkpoint`: a directory, or a `diffmh.Checkpoint`. If the process is killed, the same
           line goes on from there; the report is the same, bit for bit, as if nothing had happened.
+        - `compare`: also how the other estimators would have done (`diffmh.compare`), in
+          `report.comparison`.
 
         Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the
         numbers. A checkpoint of another problem, or a damaged one, is refused and left alone.
@@ -103,7 +147,9 @@ class Differentiable(ABC):
             course = Course(bar, store)
             made = self._reported(theta, key, args, course, until)
             course.finish()
-        return made
+        if not compare:
+            return made
+        return dataclasses.replace(made, comparison=self.compare(theta, key, *args))
 
     def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
         stopping = None if until is None else Stopping(until, self.num_chains, self.num_steps)
@@ -125,6 +171,25 @@ class Differentiable(ABC):
             rounds = more
 
 
+def _program(expectation: Differentiable, theta: PyTree, key, args):
+    """A compiled run: each chain's value and derivative, flat, chains last."""
+    flat, unravel = ravel_pytree(theta)
+    basis = jnp.eye(flat.size, dtype=flat.dtype)
+
+    @eqx.filter_jit
+    def both(theta, key, args):
+        def along(direction):
+            value = lambda theta: jax.vmap(flatten, out_axes=-1)(
+                expectation.per_chain(theta, key, *args)
+            )
+            return jax.jvp(value, (theta,), (unravel(direction),))
+
+        value, slope = jax.vmap(along, out_axes=(None, 0))(basis)
+        return value, slope
+
+    return lambda: both(theta, key, args)
+
+
 class Expectation(Differentiable):
     """`m(θ) = E[(1/N) Σ f(θ, x_t)]` over the chain's steps `B < t ≤ B + N`; made by
     `diffmh.expectation`.
@@ -141,6 +206,16 @@ class Expectation(Differentiable):
             f"Expectation(num_samples={s.num_samples}, burn_in={s.burn_in},"
             f" num_chains={s.num_chains}, estimator={s.estimator})"
         )
+
+    def by(self, estimator):
+        return Expectation(dataclasses.replace(self.simulation, estimator=estimator))
+
+    def applicable(self, num_parameters):
+        s = self.simulation
+        tried = candidates(s.estimator)
+        return [
+            estimator for estimator in tried if applies(estimator, s.kernel, num_parameters, s.lag)
+        ]
 
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)
@@ -159,8 +234,18 @@ class Expectation(Differentiable):
         )
         simulation, form, theta, key, args = self._admit(theta, key, args)
         outcome, jacobian = _followed(simulation, theta, key, args, course or Course())
+        num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+        kernel, estimator = simulation.kernel, simulation.estimator
+        method = Method.of(kernel, estimator, num_parameters, simulation.lag)
+        outcome = dataclasses.replace(outcome, method=method)
         return RunChains(
-            form.unflatten, theta, outcome.observed.value, jacobian, (outcome,), form.jumps
+            form.unflatten,
+            theta,
+            outcome.observed.value,
+            jacobian,
+            (outcome,),
+            form.jumps,
+            stretched=True,
         )
 
     @property
@@ -288,8 +373,23 @@ def _advance(simulation: Simulation, theta, key, args, first, last, progress: Pr
 
 
 def _with_derivative(simulation: Simulation, outcome: Outcome):
-    observed = outcome.observed
-    return outcome, simulation.estimator.derivative(observed.estimator, observed.value)
+    """The outcome with what its stretches and halves say, and the derivative of the whole."""
+    derivative, watch = simulation.estimator.derivative, outcome.watch
+    assert isinstance(watch, Watch)
+
+    def stretches(sums: Observed, lengths) -> Stretches:
+        divide = lambda leaf: leaf / jnp.maximum(1, lengths).reshape(-1, *(1,) * (leaf.ndim - 1))
+        means = jax.tree.map(divide, sums)
+        return Stretches(means.value, jax.vmap(derivative)(means.estimator, means.value), lengths)
+
+    window = watch.window
+    halves = jnp.array([window.middle - window.first, simulation.num_steps - window.middle])
+    outcome = dataclasses.replace(
+        outcome,
+        stretches=stretches(watch.sums, watch.lengths),
+        halves=stretches(watch.halves, halves),
+    )
+    return outcome, derivative(outcome.observed.estimator, outcome.observed.value)
 
 
 @eqx.filter_jit

@@ -10,8 +10,13 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from .agreement import Drift, drift, gradient_r_hat, largest_share, value_r_hat
 from .counts import Watch
+from .method import Method
 from .simulation import Outcome
+
+# On healthy runs each is passed in fewer than 2 % of them (`benchmarks/coverage.py`).
+_LARGEST_SHARE, _CUT_OFF, _VALUE_R_HAT, _GRADIENT_R_HAT = 0.25, 0.05, 1.1, 1.6
 
 # No state's derivative is as large as this unless it grows from step to step.
 _EXPLODED = 1e6
@@ -36,6 +41,36 @@ class Finding(eqx.Module):
     num_chains: int
     nan_proposals: int
     estimator: str
+    method: Method
+    largest_share: float
+    cut_off: float
+    recouplings: float
+    value_r_hat: float
+    gradient_r_hat: float
+    value_drift: Drift
+    gradient_drift: Drift
+
+    def notes(self) -> Iterable[str]:
+        """One sentence where the finite chain visibly differs from its equilibrium."""
+        seen = []
+        if self.gradient_drift.visible:
+            seen.append(f"its derivative is {self.gradient_drift}")
+        if self.value_drift.visible:
+            seen.append(f"its value is {self.value_drift}")
+        samples = np.nanmin(np.append(self.effective_samples, np.inf)) / self.num_chains
+        if samples < 5:
+            time = self.num_samples / samples
+            seen.append(f"{self.num_samples:,.0f} samples are {samples:.2g} times the {time:,.3g}")
+            seen[-1] += " steps of its autocorrelation"
+        if seen:
+            of = "that of this finite chain"
+            if self.estimator == "Covariance":
+                of = "meant for the equilibrium"
+            yield (
+                f"finite chain: the gradient is {of}, which is not at equilibrium: "
+                + ", and ".join(seen)
+                + "; for the equilibrium, raise `burn_in` or run longer."
+            )
 
     def warnings(self) -> Iterable[str]:
         if self.nan_proposals:
@@ -71,6 +106,16 @@ class Finding(eqx.Module):
             yield (
                 "there are fewer than 5 effective samples per chain: run longer, or propose better."
             )
+        if self.value_r_hat > _VALUE_R_HAT:
+            yield (
+                f"the chains disagree about the value: split R̂ is {self.value_r_hat:.3g}, 1 where"
+                " they agree. Run longer, raise `burn_in`, or propose better."
+            )
+        if self.gradient_r_hat > _GRADIENT_R_HAT:
+            yield (
+                f"the chains disagree about the gradient: split R̂ is {self.gradient_r_hat:.3g}, 1"
+                f" where they agree, by {self.method.in_use}. Run longer. {self.method.remedies()}"
+            )
 
     def _of_alternatives(self) -> Iterable[str]:
         if self.tie_share > 1e-4 and self.estimator == "Score":
@@ -84,18 +129,34 @@ class Finding(eqx.Module):
                 "no alternative was ever born: no decision depends on theta where the chains went,"
                 " and the gradient has nothing but f's own derivative by theta."
             )
+        yield from self._of_few_alternatives()
+
+    def _of_few_alternatives(self) -> Iterable[str]:
+        by, remedies = self.method.in_use, self.method.remedies()
         if self.alive_fraction > 0.5 and self.recoupling_time > max(0.1 * self.num_samples, 25):
             yield (
-                "alternatives hardly ever recouple with the primal: the gradient is unbiased but"
-                " its variance grows with the length of the chain. Choose a coupling under which"
-                " chains meet (`Maximal()`, `MaximalReflection()`), or a better proposal."
+                "alternatives hardly ever recouple with the primal:"
+                f" {self.recouplings:.2g} times in a chain of {self.num_samples:,.0f}, by {by}. The"
+                " gradient is unbiased but its variance grows with the length of the chain."
+                f" {remedies}"
             )
-        if self.weight_share > 0.2 and self.num_samples >= 100:
+        elif self.cut_off > _CUT_OFF:
+            yield (
+                f"{self.cut_off:.0%} of the alternatives that the end of the chain cut off had"
+                f" lived for more than a tenth of it, by {by}: what they would have added is"
+                f" missing from the chain's derivative. Run longer. {remedies}"
+            )
+        if self.largest_share > _LARGEST_SHARE:
+            yield (
+                f"few births carry the gradient: the largest 1 % of the contributions make up"
+                f" {self.largest_share:.0%} of the sum of their sizes, by {by}. A run that misses"
+                f" the next such birth prints too small an error. {remedies}"
+            )
+        elif self.weight_share > 0.2 and self.num_samples >= 100:
             yield (
                 f"one alternative carried {self.weight_share:.0%} of all the weight born in its"
-                " chain: the gradient rests on few alternatives, and its error may be"
-                " underestimated. Use weights='two-sided', more alternatives, or a coupling under"
-                " which chains meet sooner."
+                f" chain, by {by}: the gradient rests on few alternatives, and its error may be"
+                f" underestimated. {remedies}"
             )
 
 
@@ -131,6 +192,10 @@ def find(outcome: Outcome) -> Finding:
     share = np.max(counts.max_weight / np.where(counts.weight_born > 0, counts.weight_born, np.inf))
     risk = float(alive / recoupled) if recoupled else math.inf
     largest = np.asarray(outcome.log_density)
+    assert outcome.method is not None and outcome.stretches is not None, "the run has no method"
+    assert outcome.halves is not None
+    stretches, halves = outcome.stretches.nonempty(), outcome.halves.nonempty()
+    num_samples = float(outcome.watch.lengths.sum())
     return Finding(
         acceptance_rate=float(rates.mean()),
         least_acceptance=float(rates.min()),
@@ -146,10 +211,18 @@ def find(outcome: Outcome) -> Finding:
         never_moved=tuple(i for i, moved in enumerate(counts.moved) if not moved.any()),
         rounding=float(np.nanmax(np.append(largest, 0.0)) * np.finfo(largest.dtype).eps),
         effective_samples=_effective_samples(outcome),
-        num_samples=float(outcome.watch.lengths.sum()),
+        num_samples=num_samples,
         num_chains=outcome.observed.value.shape[-1],
         nan_proposals=int(counts.nan.sum()),
         estimator=outcome.estimator,
+        method=outcome.method,
+        largest_share=largest_share(stretches) if has_slots else 0.0,
+        cut_off=float(np.mean(counts.age > 0.1 * num_samples)) if has_slots else 0.0,
+        recouplings=float(recoupled / counts.recoupled.size),
+        value_r_hat=value_r_hat(outcome),
+        gradient_r_hat=gradient_r_hat(halves, stretches),
+        value_drift=drift(halves.value),
+        gradient_drift=drift(halves.jacobian),
     )
 
 
@@ -164,7 +237,7 @@ def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
     watch = outcome.watch
     assert isinstance(watch, Watch), "the run was not diagnosed"
     lengths = np.asarray(watch.lengths, float)
-    sums = np.asarray(watch.sums, float)[lengths > 0]
+    sums = np.asarray(watch.sums.value, float)[lengths > 0]
     lengths = lengths[lengths > 0][:, None, None]
     means, origin = np.asarray(outcome.observed.value, float), np.asarray(watch.per_chain.origin)
     about = means.mean(axis=-1, keepdims=True)

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from . import _trees
-from .decisions import Decision
+from .decisions import Acceptance, Bernoulli, Decision
 from .parameters import Parameters
 from .values import Value
 
@@ -128,6 +130,31 @@ class Update(Kernel):
         as the candidate has it. Values only: an alternative has no tangent.
         """
 
+    def surprise(
+        self,
+        parameters: Parameters,
+        step: Step,
+        alternative: State,
+        alternative_after: State,
+        noise: PyTree,
+        coupling_noise: PyTree,
+        function: Callable[[PyTree], Float[Array, "F"]],
+    ) -> Float[Array, "F"] | None:
+        """`(g(y') − E g(y')) − (g(x') − E g(x'))` for a step of the primal and of an alternative,
+        `E` over whatever part of the step's randomness its mean is known for; in place of g any
+        function near it may be used whose mean is known. It must have mean zero given `x` and `y`.
+        `None` if no mean is known: then control variates have less to work with.
+        """
+        return None
+
+    def flip_changes(
+        self, step: Step, noise: PyTree, function: Callable[[PyTree], Float[Array, "F"]]
+    ) -> Float[Array, "F candidates"] | None:
+        """`g(y_i) − g(x')` for each candidate of the step, or something near it that is cheaper.
+        `None` to have them computed one by one.
+        """
+        return None
+
     def refuse_start(self, x: PyTree) -> None:
         """Refuses a start state, whose values are known, that it cannot move."""
 
@@ -208,6 +235,55 @@ class BlockUpdate(Update):
     def flipped(self, step, noise, decision, candidate):
         outcome = step.decisions[decision].flipped(candidate)
         return State(self.result(step.before.x, noise, outcome))
+
+    def block(self, x: PyTree) -> Any:
+        """The entries of `x` that its decisions set, one each and in their order, as floats; `None`
+        if they are not so. Only control variates ask.
+        """
+        return None
+
+    def with_block(self, x: PyTree, block: Float[Array, "*D"]) -> PyTree:
+        """`x` with other entries there, which may be averages over several states."""
+        raise NotImplementedError("a kernel whose `block` is known must know `with_block`")
+
+    def expected_block(self, parameters: Parameters, x: PyTree, noise: PyTree) -> Array:
+        """Its mean after a step from x, over the decisions or more of the randomness."""
+        decision = self.decide(parameters.value_only(), State(x), noise)
+        assert isinstance(decision, Acceptance | Bernoulli), "its entries have two values"
+        p = decision.probability
+        off, on = (self.block(self.result(x, noise, outcome)) for outcome in (p < 0, p >= 0))
+        return off + p * (on - off)
+
+    def surprise(
+        self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
+    ):
+        """g, linear in the block about the state before: exact if g is linear in it."""
+        if self.block(step.before.x) is None:
+            return None
+
+        def one(before, after):
+            change = self.block(after) - self.expected_block(parameters, before, noise)
+            slopes = self._slopes(before, function)
+            return jnp.sum((slopes * change[None]).reshape(slopes.shape[0], -1), axis=1)
+
+        return one(alternative.x, alternative_after.x) - one(step.before.x, step.after.x)
+
+    def flip_changes(self, step, noise, function):
+        """By the same derivatives of g."""
+        here = self.block(step.after.x)
+        if here is None:
+            return None
+        other = self.block(self.result(step.before.x, noise, ~step.decisions[0].outcome))
+        slopes = self._slopes(step.before.x, function)
+        return (slopes * (other - here)[None]).reshape(slopes.shape[0], -1)
+
+    def _slopes(self, x: PyTree, function: Callable[[PyTree], Array]) -> Float[Array, "F *D"]:
+        """The derivatives of g along the block."""
+        along = lambda block: function(self.with_block(x, block))
+        value, pullback = jax.vjp(along, self.block(x))
+        if value.size == 1:
+            return pullback(jnp.ones_like(value))[0][None]
+        return jax.vmap(lambda row: pullback(row)[0])(jnp.eye(value.size, dtype=value.dtype))
 
 
 def moves_with_theta(kernel: Kernel) -> bool:

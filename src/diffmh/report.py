@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,12 +17,14 @@ from . import _display
 from ._continuity import Jump
 from ._display import number_with_error
 from .findings import Finding, cannot_be_right, find
+from .intervals import Shape, ends, shape
 from .simulation import Outcome
 
 
 class RunChains(eqx.Module):
     """Each chain's value and derivative; the outcomes of the simulations behind them, none if they
-    are runs of a program. `notes` and `warnings` go into the report as they are.
+    are runs of a program. `notes` and `warnings` go into the report as they are. `stretched` says
+    that value and derivative are those of the one simulation, stretch by stretch too.
     """
 
     unflatten: Callable[[Float[Array, "F C"]], PyTree]
@@ -32,6 +35,7 @@ class RunChains(eqx.Module):
     jumps: tuple[Jump, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    stretched: bool = False
 
 
 class Report(eqx.Module):
@@ -53,7 +57,11 @@ class Report(eqx.Module):
     - `warnings`: what looks wrong, and what to do about it.
     - `per_chain`: each chain's own value and gradient, like `value` and `gradient` with the chains
       first.
-    - `notes`: what else there is to say, such as what other estimators would have had.
+    - `notes`: what else there is to say, such as what other estimators would have had, or that the
+      chain is not at equilibrium.
+    - `comparison`: a `Comparison` of estimators, if one was asked for.
+    - `value_shape`, `gradient_shape`: skewness and kurtosis of what a chain contributes, for
+      `interval`.
 
     What an estimator has no use for is NaN.
     """
@@ -72,10 +80,17 @@ class Report(eqx.Module):
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
     per_chain: PerChain | None = None
+    value_shape: Shape | None = None
+    gradient_shape: Shape | None = None
+    comparison: Any = None
 
     def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
-        axis of two ends, `mean ± t(C − 1) · error` with Student's quantile for C chains.
+        axis of two ends.
+
+        `mean ± t · error` with Student's quantile for C chains, widened and bent where the chains'
+        contributions are heavy-tailed or skew: `diffmh.intervals` has the formula, and
+        `docs/honest.md` how often the intervals hold.
 
         >>> import jax, diffmh
         >>> from diffmh.models import gaussian
@@ -86,12 +101,19 @@ class Report(eqx.Module):
         """
         if not 0 < level < 1:
             raise ValueError(f"`interval(level)` must lie between 0 and 1, got {level}.")
-        from scipy.special import stdtrit
 
-        quantile = stdtrit(self.num_chains - 1, 0.5 + level / 2)
-        ends = lambda mean, error: jnp.stack([mean - quantile * error, mean + quantile * error], -1)
-        value = jax.tree.map(ends, self.value, self.value_error)
-        return value, jax.tree.map(ends, self.gradient, self.gradient_error)
+        def both(mean, error, skewness, kurtosis):
+            mean, error = np.asarray(mean, float), np.asarray(error, float)
+            shape = Shape(np.asarray(skewness, float), np.asarray(kurtosis, float))
+            return jnp.stack(ends(mean, error, shape, self.num_chains, level), -1)
+
+        def of(mean, error, shape):
+            normal = Shape(*(jax.tree.map(lambda _, n=n: n, mean) for n in (0.0, 3.0)))
+            shape = normal if shape is None else shape
+            return jax.tree.map(both, mean, error, shape.skewness, shape.kurtosis)
+
+        value = of(self.value, self.value_error, self.value_shape)
+        return value, of(self.gradient, self.gradient_error, self.gradient_shape)
 
     def __repr__(self) -> str:
         parts = {
@@ -123,6 +145,7 @@ class Report(eqx.Module):
         lines.extend(self._facts())
         lines.extend(self.notes)
         lines.extend(f"warning: {warning}" for warning in self.warnings)
+        lines.extend([] if self.comparison is None else [str(self.comparison)])
         return "\n".join(lines)
 
     def _facts(self) -> list[str]:
@@ -164,11 +187,15 @@ def report(chains: RunChains) -> Report:
     like_value = lambda flat: jax.tree.map(
         lambda leaf: leaf[0], chains.unflatten(jnp.asarray(flat)[:, None])
     )
+    like_gradient = lambda flat: gradient_tree(chains.unflatten, chains.theta, flat)
+    value_shape, slope_shape = _shapes(chains)
     return Report(
         value=like_value(value),
         value_error=like_value(value_error),
-        gradient=gradient_tree(chains.unflatten, chains.theta, slope),
-        gradient_error=gradient_tree(chains.unflatten, chains.theta, slope_error),
+        value_shape=Shape(*map(like_value, (value_shape.skewness, value_shape.kurtosis))),
+        gradient=like_gradient(slope),
+        gradient_error=like_gradient(slope_error),
+        gradient_shape=Shape(*map(like_gradient, (slope_shape.skewness, slope_shape.kurtosis))),
         acceptance_rate=min((f.acceptance_rate for f in findings), default=math.nan),
         recoupling_time=_largest(finding.recoupling_time for finding in findings),
         alive_fraction=_largest(finding.alive_fraction for finding in findings),
@@ -179,7 +206,7 @@ def report(chains: RunChains) -> Report:
         warnings=tuple(
             dict.fromkeys((*_warnings(chains, findings, slope, slope_error), *chains.warnings))
         ),
-        notes=chains.notes,
+        notes=(*chains.notes, *dict.fromkeys(note for f in findings for note in f.notes())),
         per_chain=_per_chain(chains),
     )
 
@@ -188,6 +215,18 @@ def _per_chain(chains: RunChains) -> PerChain:
     each = lambda slope: gradient_tree(chains.unflatten, chains.theta, slope)
     slopes = jax.vmap(each, in_axes=-1)(jnp.asarray(chains.jacobian))
     return PerChain(chains.unflatten(jnp.asarray(chains.value)), slopes)
+
+
+def _shapes(chains: RunChains) -> tuple[Shape, Shape]:
+    """Of value and derivative: from the stretches of the simulation whose they are, or else from
+    whole chains.
+    """
+    value, slope = np.asarray(chains.value, float), np.asarray(chains.jacobian, float)
+    parts = chains.outcomes[0].stretches if chains.stretched else None
+    if parts is None:
+        return shape(value), shape(slope)
+    parts = parts.nonempty()
+    return shape(value, parts.value, parts.length), shape(slope, parts.jacobian, parts.length)
 
 
 def _warnings(chains: RunChains, findings: list[Finding], slope, slope_error) -> Iterable[str]:
@@ -207,7 +246,7 @@ def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-def mean_and_error(per_chain: Float[Array, "... C"]) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_error(per_chain: Float[Any, "... C"]) -> tuple[np.ndarray, np.ndarray]:
     # In double precision: the square of a small number would vanish in single.
     values = np.asarray(per_chain, float)
     return values.mean(axis=-1), values.std(axis=-1, ddof=1) / math.sqrt(values.shape[-1])

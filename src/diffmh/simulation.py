@@ -29,9 +29,11 @@ from ._lowering.manual import varying
 from ._sharding import over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
-from .counts import Silent, Watch
+from .counts import Silent, Watch, Window
 from .estimators import Estimator, Observation, ValueOnly
+from .intervals import Stretches
 from .kernel import Kernel, State, Step, Update, moves_with_theta
+from .method import Method
 from .parameters import Parameters
 from .values import Value, without_tangents
 
@@ -138,13 +140,17 @@ class Progress(eqx.Module):
 
 class Outcome(eqx.Module):
     """The averages over each chain's samples, chains last, and what was watched on the way: counts,
-    and the largest `|log g|` where the chain ended.
+    the largest `|log g|` where the chain ended, and for a report what its stretches and halves
+    say and by which method.
     """
 
     observed: Observed
     watch: Watch | Silent
     log_density: Float[Array, "C"] | None
     estimator: str = eqx.field(static=True)
+    stretches: Stretches | None = None
+    halves: Stretches | None = None
+    method: Method | None = None
 
 
 class Loop(eqx.Module):
@@ -198,13 +204,16 @@ class Loop(eqx.Module):
             watch.per_chain,
         )
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), observed)
+        watch = watch.watching(_unwatched(zeros))
         return Progress(chains, startable, CompensatedSum.like(zeros), watch)
 
     def _start_watch(self, parameters: Parameters, chains: Chain) -> Watch:
         plain = parameters.value_only()
         f = lambda x, past: self.simulation.observable(plain, x, past).primal
         origin = over_chains(f)(chains.state.x, without_tangents(chains.past))
-        return Watch.start(origin, len(jax.tree.leaves(self.one)), self.num_blocks)
+        window = Window.of(self.simulation.num_samples, self.simulation.burn_in)
+        num_leaves = len(jax.tree.leaves(self.one))
+        return Watch.start(origin, chains.memory, num_leaves, self.num_blocks, window)
 
     def _start_one(self, parameters: Parameters, x: PyTree) -> tuple[Chain, Bool[Array, ""]]:
         """One chain at its start, and whether it may be run: its log densities are finite."""
@@ -259,6 +268,7 @@ class Loop(eqx.Module):
         `record`.
         """
         estimator = self.simulation.estimator
+        chain = Chain(chain.state, chain.past, estimator.begin(chain.memory))
         if self.simulation.lag:
             assert chain.past is not None
             past = remember(chain.past, chain.state.value)
@@ -267,7 +277,15 @@ class Loop(eqx.Module):
         def advance(update: Update, carry, noise):
             (chain, record), (primal_noise, own_noise) = carry, noise
             step = self._primal_step(parameters, update, chain.state, primal_noise)
-            at = Transition(parameters, update, step, primal_noise, own_noise, chain.past)
+            at = Transition(
+                parameters,
+                update,
+                step,
+                primal_noise,
+                own_noise,
+                chain.past,
+                self.simulation.observable,
+            )
             memory, events = estimator.advance(chain.memory, at)
             chain = self._kept(parameters, Chain(step.after, chain.past, memory))
             return chain, note(record, step, events)
@@ -326,28 +344,37 @@ class Loop(eqx.Module):
         zeros = jax.tree.map(jnp.zeros_like, progress.sums.total)
 
         def step(i, carry):
-            chains, watch, sums = carry
+            chains, watch, sums, halves = carry
             now = jax.tree.map(lambda leaf: leaf[i], noise)
-            counted = begin + i >= simulation.burn_in
-            one = lambda chain, watch, noise: self._one(parameters, chain, watch, noise, counted)
+            one = lambda chain, watch, noise: self._one(parameters, chain, watch, noise)
             chains, watch, observed = over_chains(one)(chains, watch, now)
-            return chains, watch, _trees.add(sums, observed)
+            sums = _trees.add(sums, _where(begin + i >= simulation.burn_in, observed))
+            return chains, watch, sums, self._add_half(progress.watch, begin + i, halves, observed)
 
-        carry = (progress.chains, progress.watch.per_chain, zeros)
-        chains, per_chain, sums = jax.lax.fori_loop(0, end - begin, step, carry)
+        unwatched = None if isinstance(progress.watch, Silent) else _unwatched(zeros)
+        carry = (progress.chains, progress.watch.per_chain, zeros, (unwatched, unwatched))
+        chains, per_chain, sums, halves = jax.lax.fori_loop(0, end - begin, step, carry)
+        halves = jax.tree.map(lambda early, late: jnp.stack([early, late]), *halves)
         sampled = jnp.clip(end - simulation.burn_in, 0, end - begin)
-        watch = progress.watch.after_block(index, self.num_blocks, per_chain, sums.value, sampled)
+        watch = progress.watch.after_block(
+            index, self.num_blocks, per_chain, _unwatched(sums), halves, sampled
+        )
         return Progress(chains, progress.startable, progress.sums.plus(sums), watch)
 
-    def _one(self, parameters, chain: Chain, watch: PyTree, noise: PyTree, counted):
+    def _one(self, parameters, chain: Chain, watch: PyTree, noise: PyTree):
         """One step of one chain, and what it adds to the averages."""
         note = (lambda record, step, events: None) if watch is None else type(watch).note
         chain, watch = self.step(parameters, chain, noise, watch, note)
         observed = self.observe(parameters, chain, watch)
-        observed = jax.tree.map(
-            lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed
-        )
         return chain, None if watch is None else watch.after(chain.memory), observed
+
+    @staticmethod
+    def _add_half(watch: Watch | Silent, step, halves: tuple[PyTree, PyTree], observed: Observed):
+        """The sums over the halves of the watched window, after another step."""
+        if isinstance(watch, Silent):
+            return halves
+        each = zip(halves, watch.window.halves(step), strict=True)
+        return tuple(_trees.add(half, _where(now, _unwatched(observed))) for half, now in each)
 
     def first_chain(self) -> Chain:
         """One chain at its start, by itself."""
@@ -382,6 +409,15 @@ class Loop(eqx.Module):
         updates = self.simulation.kernel.updates()
         densities = [update.log_density(self.theta, x, *self.args) for update in updates]
         return jnp.max(jnp.abs(jnp.stack(densities)))
+
+
+def _where(counted: Bool[Array, ""], observed: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.where(counted, leaf, jnp.zeros_like(leaf)), observed)
+
+
+def _unwatched(observed: Observed) -> Observed:
+    """Without what is there for the report alone."""
+    return dataclasses.replace(observed, watched=None)
 
 
 def _primal(step: Step) -> PyTree:
@@ -451,7 +487,7 @@ def joined(outcomes: list[Outcome]) -> Outcome:
 
     def join(path, *leaves):
         # The stretches of a chain are as long in every run.
-        lengths = getattr(path[-1], "name", None) == "lengths"
+        lengths = getattr(path[-1], "name", None) in ("length", "lengths")
         return leaves[0] if lengths else jnp.concatenate(leaves, axis=-1)
 
     return jax.tree_util.tree_map_with_path(join, *outcomes)

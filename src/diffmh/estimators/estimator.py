@@ -69,6 +69,10 @@ class Estimator(eqx.Module):
         """
         return None
 
+    def begin(self, memory: PyTree) -> PyTree:
+        """Its memory before each step of a chain."""
+        return memory
+
     def look_back(self, memory: PyTree) -> PyTree:
         """Before each step of a chain whose f looks at earlier states: the present becomes past."""
         return memory

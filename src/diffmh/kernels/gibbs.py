@@ -103,6 +103,18 @@ class Gibbs(BlockUpdate):
         met = _trees.equal(step.before.x, alternative.x)
         return State(_trees.select(met, step.after.x, moved))
 
+    def surprise(
+        self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
+    ):
+        """Exactly, over all values."""
+
+        def one(before, after):
+            p = self.decide(parameters.value_only(), before, noise).probabilities
+            at = lambda value: function(_parts.replace(self.where, before.x, value))
+            return function(after.x) - p @ jax.vmap(at)(jnp.arange(self.num_values))
+
+        return one(alternative, alternative_after) - one(step.before, step.after)
+
     @property
     def _maximal(self) -> bool:
         return isinstance(self.coupling, Maximal)
@@ -196,6 +208,14 @@ class BlockGibbs(BlockUpdate):
                 f" got {jnp.shape(log_odds.primal)}."
             )
         return Bernoulli.draw(noise, log_odds)
+
+    def block(self, x):
+        part = self.where(x)
+        is_leaf = any(part is leaf for leaf in jax.tree.leaves(x))
+        return part.astype(float) if is_leaf else None
+
+    def with_block(self, x, block):
+        return eqx.tree_at(self.where, x, block)
 
     def result(self, x, noise, outcome):
         dtype = jax.eval_shape(self.where, x).dtype

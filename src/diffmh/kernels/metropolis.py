@@ -165,6 +165,11 @@ class MetropolisHastings(Update):
         return Chosen(state, after, (*choices, acceptance), proposed, others)
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        y_new = self._coupled(parameters, step, alternative, noise, coupling_noise)
+        return self._accepted(parameters, alternative, y_new, noise)
+
+    def _coupled(self, parameters, step, alternative, noise, coupling_noise) -> PyTree:
+        """What is proposed to an alternative."""
         assert step.proposed is not None
         x, x_new, y = step.before.x, step.proposed.x, alternative.x
         proposal, coupling, primal_noise = self.proposal, self.coupling, noise.proposal
@@ -174,8 +179,23 @@ class MetropolisHastings(Update):
             primal_noise = proposals.draw_one(proposal, noise.proposal, x)
             coupling_noise = couplings.draw_one(coupling, proposal, coupling_noise, x)
         assert coupling is not None
-        y_new = couplings.couple(coupling, proposal, x, x_new, y, primal_noise, coupling_noise)
-        return self._accepted(parameters, alternative, y_new, noise)
+        return couplings.couple(coupling, proposal, x, x_new, y, primal_noise, coupling_noise)
+
+    def surprise(
+        self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
+    ):
+        """Over the accept decision, given what is proposed: `(b − α) (g(x_new) − g(x))`."""
+        assert step.proposed is not None
+        plain = parameters.value_only()
+        y_new = self._coupled(plain, step, alternative, noise, coupling_noise)
+        _, log_ratio = self._log_ratio(plain, alternative, Value(y_new))
+
+        def one(x, x_new, acceptance):
+            chance = acceptance.accepted - acceptance.probability
+            return chance * (function(x_new) - function(x))
+
+        of_primal = one(step.before.x, step.proposed.x, step.decisions[-1])
+        return one(alternative.x, y_new, Acceptance.draw(noise.uniform, log_ratio)) - of_primal
 
     def flipped(self, step, noise, decision, candidate):
         assert step.proposed is not None

@@ -6,6 +6,7 @@ matplotlib is imported when a picture is drawn, not before; it comes with `pip i
 """
 
 from .ascent import ascent as ascent
+from .compare import compare as compare
 from .report import report as report
 from .sensitivity import sensitivity as sensitivity
 from .trace import trace as trace

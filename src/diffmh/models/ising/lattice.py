@@ -89,16 +89,25 @@ def neighbours(x: Spins, colour: int) -> Int[Array, "L half"]:
 
 def bonds(x: State) -> Float[Array, ""]:
     """`Σ x_i x_j` over the 2L² bonds."""
-    by_site = lambda x: x * (jnp.roll(x, 1, axis=0) + jnp.roll(x, 1, axis=1))
-    products = (
-        x.black * neighbours(x, 0) if isinstance(x, Spins) else by_site(x)
-    )  # each bond has one black end
-    return jnp.sum(products.astype(jnp.int32)).astype(float)
+    if isinstance(x, Spins):
+        # Each bond has a black and a white end. Summed from the colour that holds averages, if one
+        # does: its derivative is then the sum of neighbours that a step needs anyway.
+        colour = int(jnp.issubdtype(x.white.dtype, jnp.floating))
+        products = x.colour(colour) * neighbours(x, colour)
+    else:
+        products = x * (jnp.roll(x, 1, axis=0) + jnp.roll(x, 1, axis=1))
+    return _total(products).astype(float)
 
 
 def magnetisation(x: State) -> Float[Array, ""]:
     """`Σ x_i`."""
-    return sum(jnp.sum(part, dtype=jnp.int32) for part in jax.tree.leaves(x)).astype(float)  # pyright: ignore
+    return sum(_total(part) for part in jax.tree.leaves(x)).astype(float)  # pyright: ignore
+
+
+def _total(numbers: Array) -> Array:
+    """In whole numbers, unless spins are averages over several states."""
+    whole = jnp.issubdtype(numbers.dtype, jnp.integer)
+    return jnp.sum(numbers.astype(jnp.int32) if whole else numbers)
 
 
 def energy(theta: Parameter | Any, x: State) -> Float[Array, ""]:

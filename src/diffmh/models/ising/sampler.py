@@ -78,6 +78,20 @@ class HalfSweep(BlockUpdate):
             self.colour, jnp.where(outcome, proposed(mine, noise, self.flip), mine)
         )
 
+    def block(self, x: Spins) -> Float[Array, "L half"]:
+        return x.colour(self.colour).astype(float)
+
+    def with_block(self, x: Spins, block: Float[Array, "L half"]) -> Spins:
+        return eqx.tree_at(lambda spins: spins.colour(self.colour), x, block)
+
+    def expected_block(self, parameters, x: Spins, noise) -> Float[Array, "L half"]:
+        """Over the proposals as well: a flip is proposed with probability 1, or ½."""
+        mine = x.colour(self.colour)
+        change = decide(
+            parameters.value_only(), mine, neighbours(x, self.colour), noise, flip=True
+        ).probability
+        return mine * (1 - change * (2.0 if self.flip else 1.0))
+
 
 class SiteUpdate(BlockUpdate):
     """One site of an (L, L) lattice, with the proposals of `HalfSweep`."""
@@ -105,6 +119,19 @@ class SiteUpdate(BlockUpdate):
         spin = jnp.where(outcome, proposed(mine, noise, self.flip), mine)
         rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
         return jnp.where(rows[:, None] & columns[None], spin, x)
+
+    def block(self, x: Int[Array, "L L"]) -> Float[Array, ""]:
+        return self._at(x, 0, 0).astype(float)
+
+    def with_block(self, x: Int[Array, "L L"], block: Float[Array, ""]) -> Float[Array, "L L"]:
+        rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
+        return jnp.where(rows[:, None] & columns[None], block, x)
+
+    def expected_block(self, parameters, x: Int[Array, "L L"], noise) -> Float[Array, ""]:
+        mine = self._at(x, 0, 0)
+        around = self._at(x, 1, 0) + self._at(x, -1, 0) + self._at(x, 0, 1) + self._at(x, 0, -1)
+        change = decide(parameters.value_only(), mine, around, noise, flip=True).probability
+        return mine * (1 - change * (2.0 if self.flip else 1.0))
 
     def _at(self, x: Int[Array, "L L"], down: int, right: int) -> Int[Array, ""]:
         row, column = (self.site + jnp.array([down, right])) % x.shape[0]

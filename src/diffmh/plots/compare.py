@@ -1,0 +1,79 @@
+"""plots.compare: estimators beside each other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from .. import _validate
+from ..comparison import Comparison, Row
+from . import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def compare(comparison: Comparison, *, entry: int = 0) -> Figure:
+    """One entry of the gradient by each estimator with two standard errors (left), and their
+    variance × time relative to the recommended one's, on a logarithmic scale (right).
+
+    Estimators of another quantity are hollow.
+
+    **Arguments**
+
+    - `comparison`: what `diffmh.compare` returns.
+    - `entry`: which entry of the flattened gradient to show.
+
+    **Refused**: an entry that the gradient does not have.
+
+    >>> import jax, diffmh
+    >>> from diffmh.models import mixture
+    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=200)
+    >>> found = diffmh.compare(p, 0.4, jax.random.key(0))
+    >>> [ax.get_title(loc="left") for ax in diffmh.plots.compare(found).axes]
+    ['gradient, entry 0, ± 2 errors', 'variance × time, recommended = 1']
+    """
+    _validate.instance(comparison, Comparison, "plots.compare(comparison)", "comparison")
+    size = _flat(comparison.rows[0].gradient).size
+    if not 0 <= entry < size:
+        raise ValueError(f"`plots.compare(entry=...)` must be from 0 to {size - 1}, got {entry}.")
+    rows = [row for row in comparison.rows if math.isfinite(row.cost)]
+    best = comparison.row(comparison.recommended)
+    figure, (left, right) = style.panels(4.6, 3.4, height=1.1 + 0.36 * len(rows))
+    for y, row in enumerate(rows):
+        colour = style.RED if row is best else style.BLUE
+        asked = row.quantity == comparison.rows[0].quantity
+        mean, error = (_flat(tree)[entry] for tree in (row.gradient, row.gradient_error))
+        fill = colour if asked else style.PAPER
+        look = {"color": colour, "mfc": fill, "ms": 5, "elinewidth": 1.4, "capsize": 3}
+        left.errorbar(mean, y, xerr=2 * error, fmt="o", **look)
+        ratio = row.cost / best.cost
+        right.plot([1.0, ratio], [y, y], color=style.FAINT, lw=1.4, zorder=0)
+        right.plot(ratio, y, "o", color=colour, mfc=fill, ms=6)
+        right.annotate(
+            f"{ratio:.3g}", (ratio, y), (0, 6), textcoords="offset points", ha="center", fontsize=8
+        )
+    left.set_yticks(range(len(rows)), [_name(row) for row in rows])
+    right.set_yticks(range(len(rows)), [""] * len(rows))
+    right.set_xscale("log")
+    right.margins(x=0.15)
+    for ax in (left, right):
+        ax.set_ylim(len(rows) - 0.4, -0.7)
+    style.name(left, f"gradient, entry {entry}, ± 2 errors")
+    style.name(right, "variance × time, recommended = 1")
+    return figure
+
+
+def _name(row: Row) -> str:
+    """Short enough for an axis, with what it estimates where that is not the finite chain."""
+    count = getattr(row.estimator, "alternatives", None)
+    name = type(row.estimator).__name__
+    details = f", K = {count}" if count else ""
+    return f"{name}{details}" + ("" if row.quantity == "finite chain" else f" ({row.quantity})")
+
+
+def _flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
