@@ -9,6 +9,8 @@ contrastive divergence (CD-1) with equally many updates, and the exact log likel
 which all 65,536 states of the hidden layer are summed. Both begin with a machine that CD-1 has
 roughly trained: where couplings are nearly zero, so is the derivative of any pair correlation.
 
+It does not beat CD-1 at a gentle rate yet: docs/samplers.md has the numbers and the reason.
+
 python examples/digits.py                        # writes digits.png
 """
 
