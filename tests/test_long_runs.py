@@ -67,6 +67,7 @@ class Killed(BaseException):
 THOROUGH = pytest.mark.thorough
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "name",
     [

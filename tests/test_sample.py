@@ -44,6 +44,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.optimised
 def test_draws_are_the_chain_that_is_traced(whole):
     assert sorted(whole.posterior.data_vars) == ["label", "place.0", "place.1"]
     assert whole.posterior["place.0"].shape == (3, 100, 2)
