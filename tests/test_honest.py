@@ -11,6 +11,7 @@ from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import controls, intervals
+from diffmh.method import Method
 from diffmh.models import gaussian, ising, mixture
 from diffmh.models.ising.sampler import HalfSweep
 
@@ -37,7 +38,7 @@ def held(samples, truth, level=0.95, stretches=None):
 def test_interval_of_chains_that_agree_with_a_normal_is_students():
     """Skewness 0 and kurtosis at most 3: nothing is bent or widened."""
     values = np.array([-1.5, -0.5, 0.5, 1.5, -1.0, 1.0])
-    low, high = intervals.ends(np.float64(2.0), np.float64(0.1), intervals.shape(values), 6, 0.95)
+    low, high = intervals.ends(np.array(2.0), np.array(0.1), intervals.shape(values), 6, 0.95)
     np.testing.assert_allclose([low, high], 2 + 0.1 * stdtrit(5, 0.975) * np.array([-1, 1]))
 
 
@@ -85,7 +86,7 @@ def test_no_covariance_is_offered_where_it_does_not_apply():
     kernel = diffmh.MetropolisHastings(
         gaussian.log_density, lambda theta: diffmh.GaussianWalk(1 + 0 * theta)
     )
-    method = diffmh.method.Method.of(kernel, diffmh.StochasticDerivative(), 1, 0)
+    method = Method.of(kernel, diffmh.StochasticDerivative(), 1, 0)
     assert not method.covariance_applies and "Covariance" not in method.remedies()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
@@ -153,7 +154,9 @@ def compared(
         slope = run.jacobian.mean(axis=-1)
         logs = 2 * np.log(error[told]) if told.any() else np.zeros(1)
         cost = run.seconds * math.exp(float(np.mean(logs)))
-        like_value = lambda flat: jax.tree.map(lambda leaf: leaf[0], unflatten(flat[:, None]))
+        like_value = lambda flat: jax.tree.map(
+            lambda leaf: leaf[0], unflatten(jnp.asarray(flat)[:, None])
+        )
         tree = lambda flat: gradient_tree(unflatten, theta, flat)
         rows.append(
             Row(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from ... import _validate
 
@@ -30,19 +30,19 @@ class Parameter(NamedTuple):
 
 class Spins(eqx.Module):
     """A lattice of spins ±1 by colour. Row i of `black` holds the columns of the parity of i,
-    row i of `white` the others.
+    row i of `white` the others. Floats where they are averages over several states.
     """
 
-    black: Int[Array, "L half"]
-    white: Int[Array, "L half"]
+    black: Num[Array, "L half"]
+    white: Num[Array, "L half"]
 
-    def colour(self, number: int) -> Int[Array, "L half"]:
+    def colour(self, number: int) -> Num[Array, "L half"]:
         return self.white if number else self.black
 
-    def with_colour(self, number: int, spins: Int[Array, "L half"]) -> Spins:
+    def with_colour(self, number: int, spins: Num[Array, "L half"]) -> Spins:
         return Spins(self.black, spins) if number else Spins(spins, self.white)
 
-    def lattice(self) -> Int[Array, "L L"]:
+    def lattice(self) -> Num[Array, "L L"]:
         """The spins by row and column."""
         even = jnp.arange(self.black.shape[0])[:, None] % 2 == 0
         first, second = (
@@ -52,7 +52,7 @@ class Spins(eqx.Module):
         return jnp.stack([first, second], axis=-1).reshape(self.black.shape[0], -1)
 
 
-State = Spins | Int[Array, "L L"]
+State = Spins | Num[Array, "L L"]
 
 
 def spins(lattice: Int[Array, "L L"]) -> Spins:
@@ -76,7 +76,7 @@ def cold(size: int) -> Spins:
     return spins(jnp.ones((_validate.count(size, "cold(size=...)"),) * 2, jnp.int8))
 
 
-def neighbours(x: Spins, colour: int) -> Int[Array, "L half"]:
+def neighbours(x: Spins, colour: int) -> Num[Array, "L half"]:
     """The sum of the four neighbours of each site of a colour, all of the other colour."""
     other = x.colour(1 - colour)
     even = jnp.arange(other.shape[0])[:, None] % 2 == 0

@@ -82,7 +82,7 @@ class HalfSweep(BlockUpdate):
         return x.colour(self.colour).astype(float)
 
     def with_block(self, x: Spins, block: Float[Array, "L half"]) -> Spins:
-        return eqx.tree_at(lambda spins: spins.colour(self.colour), x, block)
+        return x.with_colour(self.colour, block)
 
     def expected_block(self, parameters, x: Spins, noise) -> Float[Array, "L half"]:
         """Over the proposals as well: a flip is proposed with probability 1, or ½."""
