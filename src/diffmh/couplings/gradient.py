@@ -65,8 +65,8 @@ class GradientReflection(NoiseCoupling):
     `v = w − 2(e·w)e`, which is standard normal as `w` is. For many dimensions of different scales,
     within `TwoScale`, which brings chains together that are close. Compare `gradient_error` with
     that of `MaximalReflection` before choosing it: on an ellipse of scales 1 to 10 it met twenty
-    times sooner in 50 dimensions, about as soon in 20, later in 5; on a sphere never sooner
-    (`benchmarks/recoupling.py`). `distance=2` was better than 1 throughout:
+    times sooner in 50 dimensions, about as soon in 20, later in 5; on a sphere later, or alike
+    in 100 (`benchmarks/recoupling.py`). `distance=2` was better than 1 throughout:
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2 / jnp.arange(1, 51) ** 2)

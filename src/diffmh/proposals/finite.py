@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from .. import _validate
 from .._inversion import index_from_uniform
@@ -117,7 +117,7 @@ def shifted(label: Array, shift: Array, num_values: int) -> Array:
     return jnp.where(wide >= back, wide - back, wide + shift).astype(label.dtype)
 
 
-def refuse_labels(x: Array, num_values: int, name: str) -> None:
+def refuse_labels(x: ArrayLike, num_values: int, name: str) -> None:
     values = np.asarray(x)
     wrong = values[(values < 0) | (values >= num_values)]
     if wrong.size:
