@@ -13,11 +13,14 @@ from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate, couplings, proposals
 from ..couplings import Coupling
-from ..decisions import Acceptance, Categorical, Decision
+from ..decisions import Acceptance, Categorical, Decision, accept_probability
 from ..kernel import State, Step, Update
 from ..parameters import Parameters
 from ..proposals import Proposal
 from ..values import Value, without_tangents
+
+# So many values of a proposal are all looked at for an exact mean.
+_FEW_VALUES = 16
 
 
 class Noise(eqx.Module):
@@ -184,9 +187,15 @@ class MetropolisHastings(Update):
     def surprise(
         self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
     ):
-        """Over the accept decision, given what is proposed: `(b − α) (g(x_new) − g(x))`."""
+        """Over proposal and decision, if the proposal is one of few values; else over the accept
+        decision, given what is proposed: `(b − α) (g(x_new) − g(x))`.
+        """
         assert step.proposed is not None
         plain = parameters.value_only()
+        if isinstance(self.proposal, Proposal) and proposals.is_finite(self.proposal):
+            exact = lambda before, after: self._whole_surprise(plain, before, after, function)
+            if proposals.log_probabilities(self.proposal, step.before.x).size <= _FEW_VALUES:
+                return exact(alternative, alternative_after) - exact(step.before, step.after)
         y_new = self._coupled(plain, step, alternative, noise, coupling_noise)
         _, log_ratio = self._log_ratio(plain, alternative, Value(y_new))
 
@@ -196,6 +205,22 @@ class MetropolisHastings(Update):
 
         of_primal = one(step.before.x, step.proposed.x, step.decisions[-1])
         return one(alternative.x, y_new, Acceptance.draw(noise.uniform, log_ratio)) - of_primal
+
+    def _whole_surprise(self, plain: Parameters, before: State, after: State, function):
+        """`g(x') − E[g(x') | x]`, with `E[g(x') − g(x) | x] = Σ_j q(j|x) α_j (g(j) − g(x))`."""
+        assert isinstance(self.proposal, Proposal)
+        proposal, x = self.proposal, before.x
+        probability = jnp.exp(proposals.log_probabilities(proposal, x))
+
+        def change(value):
+            x_new = proposals.choose(proposal, x, value)
+            _, log_ratio = self._log_ratio(plain, before, Value(x_new))
+            return accept_probability(log_ratio.primal) * (function(x_new) - function(x))
+
+        changes = jax.vmap(change)(jnp.arange(probability.size))
+        possible = probability[:, None] > 0
+        expected = jnp.sum(jnp.where(possible, probability[:, None] * changes, 0.0), axis=0)
+        return function(after.x) - function(x) - expected
 
     def flipped(self, step, noise, decision, candidate):
         assert step.proposed is not None
