@@ -73,8 +73,8 @@ def born_at_the_alternative(patch):
     right = alternatives.prune
 
     def wrong(slots, at, candidates, uniform):
-        pruned, born = right(slots, at, candidates, uniform)
-        return dataclasses.replace(pruned, state=slots.state), born
+        pruned, *born = right(slots, at, candidates, uniform)
+        return dataclasses.replace(pruned, state=slots.state), *born
 
     patch(alternatives, "prune", wrong)
 
@@ -109,9 +109,9 @@ def keeps_the_weight_after_a_birth(patch):
     right = alternatives.prune
 
     def wrong(slots, at, candidates, uniform):
-        pruned, born = right(slots, at, candidates, uniform)
-        weight = jnp.where(born[:, None], candidates[None], slots.weight)
-        return dataclasses.replace(pruned, weight=weight), born
+        pruned, *born = right(slots, at, candidates, uniform)
+        weight = jnp.where(born[0][:, None], candidates[None], slots.weight)
+        return dataclasses.replace(pruned, weight=weight), *born
 
     patch(alternatives, "prune", wrong)
 
