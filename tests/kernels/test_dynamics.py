@@ -42,6 +42,7 @@ def lagged(kernel, num_samples=3):
     )
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", KERNELS)
 def test_step_sizes(name):
     make, mean, theta = KERNELS[name]
