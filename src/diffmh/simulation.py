@@ -379,14 +379,15 @@ class Loop(eqx.Module):
     def first_chain(self) -> Chain:
         """One chain at its start, by itself."""
         init = self.simulation.init
-        x = _trees.strong(init(self.key) if callable(init) else init)
+        x = _trees.strong(init(jax.random.clone(self.key)) if callable(init) else init)
         return self._start_one(self.parameters(self.key), x)[0]
 
     def single_step(
         self, chain: Chain, record: PyTree, note: Callable[..., PyTree]
     ) -> tuple[Chain, PyTree]:
         """One step of a chain by itself, with this loop's key for all of its randomness."""
-        noise = jax.tree.map(lambda leaf: leaf[0], self._noise(self.key, 1))
+        # A clone: `never` draws from the key too, and says nothing of it.
+        noise = jax.tree.map(lambda leaf: leaf[0], self._noise(jax.random.clone(self.key), 1))
         return self.step(self.parameters(self.key), chain, noise, record, note)
 
     def first_value(self) -> Float[Array, "F"]:

@@ -36,6 +36,7 @@ def problems(kind: str, part: int):
     ]
 
 
+@pytest.mark.optimised  # Long runs, where unoptimised code would take longer than compiling.
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("weights", "alternatives"),

@@ -70,7 +70,8 @@ def bits(key: Words, shape: tuple[int, ...], once: bool = False) -> UInt32[Array
 def _counted(key: Words, shape: tuple[int, ...]) -> Words:
     """Threefry of the counters 0, 1, 2, ..., shaped as by `split`."""
     keys = key[0].shape
-    counter = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(*shape, 1)
+    counter = jax.lax.iota(jnp.uint32, math.prod(shape))
+    counter = counter.reshape(*(1 for _ in keys[:-1]), *shape, 1)
     spread = lambda words: words.reshape(*keys[:-1], *(1 for _ in shape), keys[-1])
     return threefry((spread(key[0]), spread(key[1])), jnp.zeros_like(counter), counter)
 
