@@ -57,7 +57,7 @@ def whole(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
 # Operations that may end in a product, which a compiler would contract with a sum that follows.
 _PRODUCTS = set(
     """
-    mul div integer_pow square pow dot_general exp exp2 expm1 log log1p logistic tanh sin cos
+    mul integer_pow square pow dot_general exp exp2 expm1 log log1p logistic tanh sin cos
     tan sinh cosh erf erfc erf_inv lgamma digamma rsqrt cbrt reduce_prod cumprod
     """.split()  # noqa: SIM905
 )
