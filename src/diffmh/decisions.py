@@ -9,6 +9,7 @@ each value is the derivative of its probability: `Σ_i p_i w_ij − p_j Σ_i w_j
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Literal
 
 import equinox as eqx
@@ -141,6 +142,13 @@ class Acceptance(Decision):
         """`∂ log(1 − α) / ∂θ = −∂ log α / expm1(−log α)`, where α < 1."""
         odds = jnp.expm1(-jnp.minimum(0.0, self.log_ratio.primal))
         return -self.log_accept_gradient / jnp.where(odds > 0, odds, 1.0)[None]
+
+
+def acceptances(decisions: Iterable[Decision]) -> tuple[int, Int[Array, ""]]:
+    """How many accept/reject decisions were made, and how many of them accepted."""
+    made = [decision for decision in decisions if isinstance(decision, Acceptance)]
+    taken = sum((jnp.sum(each.accepted) for each in made), jnp.zeros((), int))
+    return sum(each.accepted.size for each in made), taken
 
 
 class Bernoulli(Decision):

@@ -20,7 +20,7 @@ from ._differentiable import not_differentiable
 from ._lowering.chains import over_chains
 from .bar import Bar
 from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
-from .decisions import Acceptance
+from .decisions import acceptances
 from .estimators import ValueOnly
 from .kernel import Kernel
 from .simulation import Chain, Loop, Simulation
@@ -226,11 +226,8 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
 
 
 def _note(record, step, events):
-    made, taken = record
-    for decision in step.decisions:
-        if isinstance(decision, Acceptance):
-            made, taken = made + decision.count, taken + jnp.sum(decision.accepted)
-    return made, taken
+    made, taken = acceptances(step.decisions)
+    return record[0] + made, record[1] + taken
 
 
 class _Unfinished(eqx.Module):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees, _validate
-from ..decisions import Acceptance
+from ..decisions import acceptances
 from ..estimators import ValueOnly
 from ..kernel import Kernel
 from ..simulation import Chain, Loop, Simulation
@@ -63,16 +63,12 @@ def as_blackjax(kernel: Kernel, theta: PyTree, *args: Any) -> Any:
             key = jax.random.wrap_key_data(rng_key)
         none = (jnp.zeros((), int), jnp.zeros((), int))
         here = loop(key, state.position)
-        chain, (accepted, decided) = here.single_step(state.chain, none, _count)
+        chain, (decided, accepted) = here.single_step(state.chain, none, _note)
         return KernelState(chain.state.x, chain), KernelInfo(accepted / decided)
 
     return SamplingAlgorithm(init, step)  # pyright: ignore[reportArgumentType]
 
 
-def _count(record, step, events):
-    accepted, decided = record
-    made = [decision.accepted for decision in step.decisions if isinstance(decision, Acceptance)]
-    return (
-        accepted + sum(jnp.sum(each) for each in made),
-        decided + sum(each.size for each in made),
-    )
+def _note(record, step, events):
+    made, taken = acceptances(step.decisions)
+    return record[0] + made, record[1] + taken
