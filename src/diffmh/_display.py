@@ -100,3 +100,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def paragraphs(lines: Iterable[str], style: str = "") -> str:
     return "".join(f"<p style='margin:0.3em 0;{style}'>{html.escape(line)}</p>" for line in lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells as text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = lambda line: (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+    return ["  ".join(padded(line)).rstrip() for line in lines]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from ._display import aligned
 from .estimators import Covariance, Estimator, Score, StochasticDerivative
 from .report import gradient_tree, mean_and_error, number_with_error, with_errors
 
@@ -79,16 +80,9 @@ class Comparison(eqx.Module):
             "variance × time",
             "differs by",
         ]
-        lines = [[*head]]
-        lines += [self._line(row, best) for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        pad = lambda line: "  ".join(
-            cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-        )
+        lines = aligned([head, *(self._line(row, best) for row in self.rows)])
         value = with_errors(self.rows[0].value, self.rows[0].value_error)
-        return "\n".join(
-            [f"value {value}", *(pad(line).rstrip() for line in lines), f"use {self.reason}"]
-        )
+        return "\n".join([f"value {value}", *lines, f"use {self.reason}"])
 
     __repr__ = __str__
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from . import _validate
+from ._display import aligned
 from .adapters import Posterior
 from .draws import from_draws
 from .estimators import Covariance
@@ -55,11 +56,8 @@ class Sensitivity:
 
     def __str__(self) -> str:
         head = ("quantity", "by", "derivative", f"{self.level:.0%} interval", "per +10 %", "in sd")
-        lines = [head, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        texts = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
-        texts += [f"warning: {warning}" for warning in self.report.warnings]
-        return "\n".join(text.rstrip() for text in texts)
+        warnings = [f"warning: {warning}" for warning in self.report.warnings]
+        return "\n".join([*aligned([head, *map(_cells, self.rows)]), *warnings])
 
     __repr__ = __str__
 
