@@ -5,6 +5,7 @@ False alarms: a right library fails one of these tests with probability 6e-7 per
 there are some 1,000 by default (6e-4 in all) and 20,000 with `--thorough` (1.2 %), at fixed seeds.
 """
 
+import dataclasses
 import itertools
 
 import pytest
@@ -60,6 +61,25 @@ def test_unbiased(number, request):
         tied = [pair for i, pair in enumerate(zip(found, problems, strict=True)) if i % 3 == 0]
         for share in (0.0, 1.0):
             assert any(is_caught(f, exact(structure, problem, share)) for f, problem in tied)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(i, id=f"{i}-{s}", marks=pytest.mark.thorough if i != 3 else ())
+        for i, s in enumerate(STRUCTURES[:12])
+    ],
+)
+def test_unbiased_by_births(number, request):
+    """The same structures, with as many alternatives: several densities, cycles and trees."""
+    count = getattr(STRUCTURES[number].estimator, "alternatives", 1)
+    births = diffmh.StochasticDerivative(alternatives=count, births=True)
+    structure = dataclasses.replace(STRUCTURES[number], estimator=births)
+    count = DEFAULT[1] if request.config.getoption("--thorough") else 5
+    problems = problems_of(structure, count, number)
+    found = estimates(structure, problems, runs(structure))
+    for index, problem in enumerate(problems):
+        assert_unbiased(found[index], exact(structure, problem), f"problem {index} of {structure}")
 
 
 def test_default_problems_have_something_of_everything():

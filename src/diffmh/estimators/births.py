@@ -1,7 +1,7 @@
 """Births: the stochastic derivative for very many parameters.
 
-The weight of a candidate is a vector over θ, `w = c · ∂ log odds`, of which only the number c ≥ 0 is
-needed to prune by (`Decision.flip_rate`). So a slot holds its birth, the states `x` and `y` between
+The weight of a candidate is a vector over θ, `w = c · ∂ log odds`, of which only the number c ≥ 0
+is needed to prune by (`Decision.flip_rate`). So a slot holds its birth, the states `x` and `y` between
 which the decision was, the number c as its weight, and the sum S of `c (f(y_t) − f(x_t))` over the
 samples since. A slot whose alternative has met the primal stays as it is until it is given away:
 an update closes at most one birth. What is closed is kept until the end of a block of steps; then
@@ -14,12 +14,12 @@ for.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import _trees, alternatives, values
 from ..alternatives import Alternatives, OwnNoise, Transition

@@ -4,24 +4,20 @@ other way.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .. import _validate, alternatives, controls, values
+from .. import _validate, alternatives, controls
 from ..alternatives import Alternatives, OwnNoise, Transition
 from ..controls import Averages, Controlled
 from ..decisions import Weights
-from ..values import Value
 from . import births
 from .estimator import Estimator
-
 
 # From so many parameters on births are followed instead of weights (`benchmarks/sizes.py`).
 MANY_PARAMETERS = 64
