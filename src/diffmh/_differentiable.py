@@ -82,7 +82,8 @@ def _jvp_both_ways(primals, tangents):
         _, pullback, *given = eqx.combine(arrays, static)
         return pullback(*given, cotangent)
 
-    return values, linear_call(forward, backward, arrays, _direction(theta, d_theta))
+    direction = _direction(theta, d_theta)
+    return values, linear_call(forward, backward, arrays, direction, values)
 
 
 def _direction(theta, d_theta):

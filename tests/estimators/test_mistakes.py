@@ -205,10 +205,6 @@ def burn_in_is_summed_too(patch):
     patch(simulation.Loop, "_shares", lambda self, watch, step: jnp.ones(1))
 
 
-def what_fills_up_a_chunk_counts(patch):
-    patch(readings.Chunk, "where_real", lambda self, array: array)
-
-
 def forgets_that_f_depends_on_theta_by_births(patch):
     patch(readings.Forward, "explicit", lambda self, at: jnp.zeros_like(at.value.primal))
 
@@ -235,14 +231,15 @@ def born_from_the_state_before(patch):
 
 
 BIRTH_MISTAKES = [
-    odds_the_wrong_way_round,
     sums_go_on_in_a_slot_given_away,
     closed_with_the_next_birth,
     open_births_are_forgotten,
-    burn_in_is_summed_too,
-    what_fills_up_a_chunk_counts,
-    forgets_that_f_depends_on_theta_by_births,
     pruned_by_another_number_than_the_weight,
+]
+MORE_BIRTH_MISTAKES = [
+    odds_the_wrong_way_round,
+    burn_in_is_summed_too,
+    forgets_that_f_depends_on_theta_by_births,
     every_tie_in_full,
     born_from_the_state_before,
     # Those of the alternatives, which births share.
@@ -254,7 +251,14 @@ BIRTH_MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("mistake", BIRTH_MISTAKES, ids=lambda mistake: mistake.__name__)
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        *BIRTH_MISTAKES,
+        *(pytest.param(mistake, marks=pytest.mark.thorough) for mistake in MORE_BIRTH_MISTAKES),
+    ],
+    ids=lambda mistake: mistake.__name__,
+)
 def test_mistake_in_births_is_caught(mistake, monkeypatch):
     mistake(monkeypatch.setattr)
     assert is_caught(run(births=True), exact(PROBLEM, **LENGTH))

@@ -1,14 +1,14 @@
 """Births: the stochastic derivative for very many parameters.
 
 The weight of a candidate is a vector over θ, `w = c · ∂ log odds`, of which only the number c ≥ 0
-is needed to prune by (`Decision.flip_rate`). So a slot holds its birth, the states `x` and `y` between
-which the decision was, the number c as its weight, and the sum S of `c (f(y_t) − f(x_t))` over the
-samples since. A slot whose alternative has met the primal stays as it is until it is given away:
-an update closes at most one birth. What is closed is kept until the end of a block of steps; then
-`Σ_b S_b ∂ log odds_b` is read off at once, backward (one VJP of `Σ_b ⟨cotangent, S_b⟩ log odds_b`),
-forward (one JVP of all odds) or chain by chain (`readings`). The density is differentiated once for
-each birth that was kept, and nothing of the size of parameters × outputs exists unless it is asked
-for.
+is needed to prune by (`Decision.flip_rate`). So a slot holds its birth, the states `x` and `y`
+between which the decision was, the number c as its weight, and the sum S of `c (f(y_t) − f(x_t))`
+over the samples since. A slot whose alternative has met the primal stays as it is until it is given
+away: an update closes at most one birth. What is closed is kept until the end of a block of steps;
+then `Σ_b S_b ∂ log odds_b` is read off at once, backward (one VJP of
+`Σ_b ⟨cotangent, S_b⟩ log odds_b`), forward (one JVP of all odds) or chain by chain (`readings`).
+The density is differentiated once for each birth that was kept, and nothing of the size of
+parameters × outputs exists unless it is asked for.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Births(Estimator):
         unknown = [update for update in kernel.updates() if update.flip_odds is None]
         if unknown:
             raise ValueError(
-                "`StochasticDerivative(births=True)` keeps decisions by their states, and"
-                f" `{type(unknown[0]).__name__}` does not say by its `flip_odds` how their odds"
-                " depend on theta (where moves depend on theta they cannot be told so): use"
-                " births=False, or a kernel whose proposal does not depend on theta."
+                "`StochasticDerivative(births=True)` follows decisions by the states between which"
+                f" they were, and `{type(unknown[0]).__name__}` does not say by its `flip_odds` how"
+                " their odds depend on theta; where the moves themselves depend on theta (a step"
+                " size, Langevin, Hamiltonian) it cannot. Use births=False."
             )
 
     def own_noise(self, update, key, x, num_steps):
