@@ -324,11 +324,13 @@ class Loop(eqx.Module):
         return step
 
     def _kept(self, parameters: Parameters, tree: PyTree) -> PyTree:
-        """Large states, and those between the updates of a cycle, are computed once; a compiler
-        would compute them anew for each use, in a cycle for each use of each use.
+        """Large states, those between the updates of a cycle, and several alternatives with many
+        weights or sums are computed once; a compiler would compute them anew for each use, in a
+        cycle for each use of each use.
         """
         size = sum(leaf.size for leaf in jax.tree.leaves(self.one))
-        if size <= _SMALL and len(self.simulation.kernel.updates()) == 1:
+        few = not isinstance(tree, Chain) or _few_numbers(tree.memory)
+        if size <= _SMALL and few and len(self.simulation.kernel.updates()) == 1:
             return tree
         return rounding.whole(tree, parameters.never[0])
 
@@ -495,6 +497,16 @@ class Loop(eqx.Module):
         updates = self.simulation.kernel.updates()
         densities = [update.log_density(self.theta, x, *self.args) for update in updates]
         return jnp.max(jnp.abs(jnp.stack(densities)))
+
+
+def _few_numbers(memory: PyTree) -> bool:
+    """Whether an estimator's memory is small, or has no more than one alternative: pruning decides
+    for each of its numbers.
+    """
+    weight = getattr(memory, "weight", None)
+    if weight is None or weight.shape[0] == 1:
+        return True
+    return sum(leaf.size for leaf in jax.tree.leaves(memory)) <= 2 * _SMALL
 
 
 def _where(counted: Bool[Array, ""], observed: PyTree) -> PyTree:

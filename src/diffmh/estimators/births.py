@@ -178,8 +178,11 @@ def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
     here, before = Closed(memory.birth, memory.total), memory.closed
     if before.total.shape[0] == closing.shape[0]:
         return _trees.select(closing, here, before)
-    only = lambda leaf: _trees.entry(leaf, jnp.argmax(closing)).astype(leaf.dtype)[None]
-    return _trees.select(jnp.any(closing)[None], jax.tree.map(only, here), before)
+    # At most one closes. Written out: an index of its own for each chain is slow.
+    for slot in range(closing.shape[0]):
+        own = jax.tree.map(lambda leaf, slot=slot: leaf[slot][None], here)
+        before = _trees.select(closing[slot][None], own, before)
+    return before
 
 
 def births(kernel: Kernel, num_alternatives: int) -> Births | None:
