@@ -153,7 +153,7 @@ def propagate(slots: Alternatives, at: Transition, coupling_noise: PyTree) -> Al
     """
     step, parameters = without_tangents(at.step), at.parameters.value_only()
     move = lambda y: at.update.coupled_step(parameters, step, y, at.noise, coupling_noise)
-    return dataclasses.replace(slots, state=values.each_slot(move, slots.state))
+    return dataclasses.replace(slots, state=parameters.kept(values.each_slot(move, slots.state)))
 
 
 def drop_recoupled(slots: Alternatives, at: Transition) -> Alternatives:

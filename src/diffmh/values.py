@@ -24,7 +24,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from . import _trees
 from ._inversion import find
 
-
 # So many slots are computed one by one.
 _WRITTEN_OUT = 4
 

@@ -116,12 +116,15 @@ class Births(Estimator):
 
     def note(self, memory: Open, at: Observation, shares):
         """`S += c (f(y) − f(x))` in every share of the run that the step belongs to."""
-        plain = at.parameters.value_only()
-        f = lambda place: at.observable(plain, *place).primal
-        slots = memory.slots
-        change = values.each_slot(f, (slots.state.x, slots.past)) - at.value.primal[None]
-        if memory.cotangent is not None:
-            change = jnp.sum(change * memory.cotangent[None], axis=1, keepdims=True)
+        plain, slots = at.parameters.value_only(), memory.slots
+
+        def change(place):
+            outputs = at.observable(plain, *place).primal - at.value.primal
+            if memory.cotangent is None:
+                return outputs
+            return jnp.sum(outputs * memory.cotangent)[None]
+
+        change = values.each_slot(change, (slots.state.x, slots.past))
         gain = jnp.where(slots.alive[:, None], slots.weight * change, 0.0)
         counts = (shares > 0)[None, :, None]
         total = memory.total + jnp.where(counts, gain[:, None, :], 0.0).astype(memory.total.dtype)
