@@ -109,8 +109,8 @@ def weighted(
 
 
 def each_slot(function: Callable[..., PyTree], slots: PyTree) -> PyTree:
-    """`function` of each slot. A few are written out: mapped, an index into a state becomes a gather
-    over slots and chains, which costs far more than as many slots.
+    """`function` of each slot. A few are written out: mapped, an index into a state becomes a
+    gather over slots and chains, which costs far more than as many slots.
     """
     count = jax.tree.leaves(slots)[0].shape[0]
     if count > _WRITTEN_OUT:
