@@ -7,7 +7,7 @@ PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
 # Nearly all of a test's time is compilation; without optimisation it is half.
 QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
-.PHONY: install demo demo-fast example test test-thorough lint bench test-latest clean
+.PHONY: install demo demo-fast example test test-thorough lint bench bench-quick test-latest clean
 
 install: .venv/.installed
 
@@ -47,6 +47,8 @@ lint: .venv/.lint
 	.venv/bin/lint-imports --no-logo
 
 bench: .venv/.bench
+	$(RUN) benchmarks/large.py
+	$(RUN) benchmarks/sizes.py
 	$(RUN) benchmarks/core.py
 	$(RUN) benchmarks/ising.py
 	$(RUN) benchmarks/gibbs.py
@@ -54,6 +56,9 @@ bench: .venv/.bench
 	$(RUN) benchmarks/coverage.py
 	$(RUN) benchmarks/compare.py
 	$(RUN) benchmarks/control.py
+
+bench-quick: .venv/.bench
+	$(RUN) benchmarks/large.py --quick
 
 .venv-latest/.installed: pyproject.toml
 	$(LATEST) -m venv .venv-latest

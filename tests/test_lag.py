@@ -43,7 +43,7 @@ def exact(problem, lag):
 
 
 @eqx.filter_jit
-def _estimates(problems, keys, density, lag, alternatives, num_runs):
+def _estimates(problems, keys, density, lag, estimator, num_runs):
     def one(problem, key):
         expectation = diffmh.expectation(
             f,
@@ -53,23 +53,28 @@ def _estimates(problems, keys, density, lag, alternatives, num_runs):
             burn_in=BURN_IN,
             num_chains=num_runs,
             lag=lag,
-            estimator=diffmh.StochasticDerivative(alternatives=alternatives),
+            estimator=estimator,
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
     return jax.vmap(one)(problems, keys)
 
 
-def estimates(problems, lag, alternatives, density=log_density):
+def estimates(problems, lag, alternatives, density=log_density, births=None):
     keys = jax.random.split(jax.random.key(lag), len(problems))
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    return np.asarray(_estimates(arrays, keys, density, lag, alternatives, 4_000))
+    estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
+    return np.asarray(_estimates(arrays, keys, density, lag, estimator, 4_000))
 
 
-@pytest.mark.parametrize(("lag", "alternatives"), [(1, 1), (2, 2)])
-def test_lag(lag, alternatives):
-    found = estimates(PROBLEMS, lag, alternatives)
-    for index, problem in enumerate(PROBLEMS):
+@pytest.mark.parametrize(
+    ("lag", "alternatives", "births", "count"),
+    [(1, 1, None, 100), (2, 2, None, 100), (1, 1, True, 10)],
+)
+def test_lag(lag, alternatives, births, count):
+    problems = PROBLEMS[:count]
+    found = estimates(problems, lag, alternatives, births=births)
+    for index, problem in enumerate(problems):
         assert_unbiased(found[index], exact(problem, lag), f"lag {lag}, chain {index}")
 
 

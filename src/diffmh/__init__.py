@@ -39,6 +39,7 @@ from .estimators import StochasticDerivative as StochasticDerivative
 from .expectation import Expectation as Expectation
 from .expectation import expectation as expectation
 from .kernel import BlockUpdate as BlockUpdate
+from .kernel import DensityOdds as DensityOdds
 from .kernel import Kernel as Kernel
 from .kernel import State as State
 from .kernel import Step as Step

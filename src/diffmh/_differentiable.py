@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from ._lowering.linear import linear_call
 from ._validate import NotDifferentiable
 
 _SECOND_DERIVATIVE = (
@@ -33,13 +34,7 @@ def _jvp(primals, tangents):
     _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
     values, derivative = _once(jacobian, theta, key, args)
-    leaves, structure = jax.tree.flatten(theta)
-    # An unperturbed leaf has the direction `None`.
-    slots = structure.flatten_up_to(d_theta)
-    directions = [
-        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
-    ]
-    direction = ravel_pytree(directions)[0]
+    direction = ravel_pytree(_direction(theta, d_theta))[0]
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 
 
@@ -62,6 +57,46 @@ def _refuse_data(closed_over, d_args):
 
 
 @eqx.filter_custom_jvp
+def differentiable_both_ways(value, pushforward, pullback, theta, key, args):
+    """`value(theta, key, args)`; its derivative along a direction is `pushforward(theta, key, args,
+    direction)`, and backward `pullback(theta, key, args, cotangent)`: each is computed when it is
+    asked for.
+    """
+    return value(theta, key, args)
+
+
+@differentiable_both_ways.def_jvp
+def _jvp_both_ways(primals, tangents):
+    value, pushforward, pullback, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    values = _once(value, theta, key, args)
+    arrays, static = eqx.partition((pushforward, pullback, theta, key, args), eqx.is_array)
+
+    def forward(arrays, direction):
+        pushforward, _, *given = eqx.combine(arrays, static)
+        return pushforward(*given, direction).astype(values.dtype)
+
+    def backward(arrays, cotangent):
+        _, pullback, *given = eqx.combine(arrays, static)
+        return pullback(*given, cotangent)
+
+    direction = _direction(theta, d_theta)
+    return values, linear_call(forward, backward, arrays, direction, values)
+
+
+def _direction(theta, d_theta):
+    """A direction like θ: an unperturbed leaf has the direction `None`."""
+    leaves, structure = jax.tree.flatten(theta)
+    slots = structure.flatten_up_to(d_theta)
+    directions = [
+        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
+    ]
+    return structure.unflatten(directions)
+
+
+@eqx.filter_custom_jvp
 def differentiable_by(value, surrogate, theta, key, args):
     """`value(theta, key, args)`; the derivative is JAX's own of `surrogate(theta, key, args)`, so
     that many parameters are differentiated backward.
@@ -75,13 +110,9 @@ def _jvp_by(primals, tangents):
     *closed_over, d_theta, _, d_args = tangents
     _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
-    leaves, structure = jax.tree.flatten(theta)
-    slots = structure.flatten_up_to(d_theta)
-    directions = [
-        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
-    ]
-    of_theta = lambda *leaves: surrogate(structure.unflatten(leaves), key, args)
-    return jax.jvp(of_theta, tuple(map(_only_once, leaves)), tuple(directions))
+    of_theta = lambda theta: surrogate(theta, key, args)
+    at = jax.tree.map(_only_once, theta)
+    return jax.jvp(of_theta, (at,), (_direction(theta, d_theta),))
 
 
 @jax.custom_jvp

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 AXIS = "chains"
 
@@ -64,6 +64,26 @@ def over_shards(
     )
     results = zip(mapped(keys, *common), per_chain, strict=True)
     return structure.unflatten([leaf if mapped else leaf[0] for leaf, mapped in results])
+
+
+def summed_over_shards(
+    function: Callable[..., PyTree],
+    mesh: Mesh,
+    keys: Key[Array, "C ..."],
+    per_chain: Float[Array, "... C"],
+    *common: PyTree,
+) -> PyTree:
+    """The sum over devices of `function(keys, per_chain, *common)`, where each has its share of the
+    chains' keys and of an array with the chains last.
+    """
+    last = PartitionSpec(*(None for _ in per_chain.shape[1:]), AXIS)
+    mapped = jax.shard_map(
+        lambda *given: jax.lax.psum(function(*given), AXIS),
+        mesh=Mesh(mesh.devices, mesh.axis_names),
+        in_specs=(PartitionSpec(AXIS), last, *(PartitionSpec() for _ in common)),
+        out_specs=PartitionSpec(),
+    )
+    return mapped(keys, per_chain, *common)
 
 
 def _form(function: Callable[..., PyTree], keys, *common) -> tuple[PyTree, list[bool]]:

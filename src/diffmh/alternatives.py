@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from . import _trees, values
 from .decisions import Weights
-from .kernel import State, Step, Update
+from .kernel import Kernel, State, Step, Update
 from .parameters import Parameters
 from .values import Value, without_tangents
 
@@ -30,7 +31,8 @@ class Transition(eqx.Module):
     """One update of the primal, as an estimator sees it.
 
     `noise` is the primal's, `own_noise` what the estimator had drawn for itself; `past` holds the
-    earlier states that f looks at, if it does; `observable` is f, as in `Observation`.
+    earlier states that f looks at, if it does; `observable` is f, as in `Observation`; `kernel` is
+    what the update belongs to.
     """
 
     parameters: Parameters
@@ -40,6 +42,7 @@ class Transition(eqx.Module):
     own_noise: PyTree
     past: Value | None = None
     observable: Callable[..., Value] | None = None
+    kernel: Kernel | None = None
 
 
 class Alternatives(eqx.Module):
@@ -74,11 +77,25 @@ class Events(eqx.Module):
     score: Float[Array, ""]
 
 
+class OwnNoise(eqx.Module):
+    """The coupling's randomness, and the uniform that prunes: a draw of its own, never the one
+    that accepts.
+    """
+
+    coupling: PyTree
+    prune: Float[Array, "..."]
+
+    @staticmethod
+    def draw(update: Update, key: Key[Array, ""], x: PyTree, num_steps: int) -> OwnNoise:
+        key_coupling, key_prune = jax.random.split(key)
+        uniform = jax.random.uniform(key_prune, (num_steps,))
+        return OwnNoise(update.coupling_noise(key_coupling, x, num_steps), uniform)
+
+
 def none_yet(
-    state: State, past: Value | None, num_slots: int, parameters: Parameters
+    state: State, past: Value | None, num_slots: int, num_parameters: int, dtype: Any
 ) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
-    num_parameters, dtype = parameters.size, parameters.dtype
     return Alternatives(
         _trees.repeat(_plain(state), num_slots),
         _trees.repeat(without_tangents(past), num_slots),
@@ -91,12 +108,24 @@ def advance(
     slots: Alternatives, at: Transition, coupling_noise: PyTree, uniform: Array, weights: Weights
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, beside the primal's."""
+    candidates = flip_weight(at.step, weights) if at.step.decisions else None
+    return follow(slots, at, coupling_noise, uniform, candidates)
+
+
+def follow(
+    slots: Alternatives,
+    at: Transition,
+    coupling_noise: PyTree,
+    uniform: Array,
+    candidates: Float[Array, "P *C"] | None,
+) -> tuple[Alternatives, Events]:
+    """A step of all alternatives, and the pruning of one of them against these candidates."""
     moved = propagate(slots, at, coupling_noise)
     remaining = drop_recoupled(moved, at)
     recoupled = moved.alive & ~remaining.alive
-    if not at.step.decisions:
+    if candidates is None:
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
-    candidates = flip_weight(at.step, weights).astype(slots.weight.dtype)
+    candidates = candidates.astype(slots.weight.dtype)
     pruned, born, _ = prune(remaining, at, candidates, uniform)
     score = jnp.sum(values.norm(candidates))
     return pruned, Events(recoupled, born, score)
@@ -104,7 +133,15 @@ def advance(
 
 def flip_weight(step: Step, weights: Weights) -> Float[Array, "P *C"]:
     """The weights of flipping the decisions of a step, one candidate each."""
-    found = [decision.flip_weight(weights) for decision in step.decisions]
+    return _together([decision.flip_weight(weights) for decision in step.decisions])
+
+
+def flip_rate(step: Step) -> Float[Array, "1 *C"]:
+    """The same without their derivatives: `Decision.flip_rate`."""
+    return _together([decision.flip_rate()[None] for decision in step.decisions])
+
+
+def _together(found: list[Array]) -> Float[Array, "P *C"]:
     if len(found) == 1:
         return found[0]
     return jnp.concatenate([weight.reshape(weight.shape[0], -1) for weight in found], axis=1)
@@ -116,7 +153,7 @@ def propagate(slots: Alternatives, at: Transition, coupling_noise: PyTree) -> Al
     """
     step, parameters = without_tangents(at.step), at.parameters.value_only()
     move = lambda y: at.update.coupled_step(parameters, step, y, at.noise, coupling_noise)
-    return dataclasses.replace(slots, state=values.each_slot(move, slots.state))
+    return dataclasses.replace(slots, state=parameters.kept(values.each_slot(move, slots.state)))
 
 
 def drop_recoupled(slots: Alternatives, at: Transition) -> Alternatives:
@@ -165,6 +202,13 @@ def differences(slots: Alternatives, function, primal: Array) -> Float[Array, "P
     """`Σ_k W_k ⊗ (f(y_k) − f(x))`, `function` being f of a place."""
     at_alternatives = values.each_slot(function, (slots.state.x, slots.past))
     return values.weighted(slots.weight, slots.alive, at_alternatives - primal[None])
+
+
+def look_back(slots: Alternatives) -> Alternatives:
+    """Before a step, where f looks at earlier states: the present becomes past."""
+    newest = lambda slot: remember(slot[0], Value(slot[1]))
+    past = values.each_slot(newest, (slots.past, slots.state.x))
+    return dataclasses.replace(slots, past=past)
 
 
 def remember(past: Value, x: Value) -> Value:

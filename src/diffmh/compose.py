@@ -8,13 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from . import _validate
 from ._admission import Unflatten
 from .expectation import Differentiable
 from .report import RunChains
 from .simulation import flatten
+
+# Beyond so many parameters a report differentiates φ backward.
+_MANY_PARAMETERS = 256
 
 
 class Composition(Differentiable):
@@ -59,16 +62,10 @@ class Composition(Differentiable):
         flat = lambda theta, means: jax.vmap(flatten, out_axes=-1)(
             pseudo_values(self.phi, theta, means)
         )
-        _, unravel = ravel_pytree(theta)
-
-        def along(direction, *slopes):
-            d_means = tuple(run.unflatten(slope) for run, slope in zip(runs, slopes, strict=True))
-            return jax.jvp(flat, (theta, means), (unravel(direction), d_means))
-
-        directions = jnp.eye(ravel_pytree(theta)[0].size, dtype=ravel_pytree(theta)[0].dtype)
-        value, jacobian = jax.vmap(along)(directions, *(run.jacobian for run in runs))
+        many = ravel_pytree(theta)[0].size > _MANY_PARAMETERS
+        value, jacobian = (_backward if many else _forward)(flat, theta, means, runs)
         return RunChains(
-            unflatten, theta, value[0], jacobian, tuple(o for run in runs for o in run.outcomes)
+            unflatten, theta, value, jacobian, tuple(o for run in runs for o in run.outcomes)
         )
 
     def _with_keys(self, key):
@@ -77,6 +74,35 @@ class Composition(Differentiable):
             [key] if len(self.expectations) == 1 else jax.random.split(key, len(self.expectations))
         )
         return list(zip(self.expectations, keys, strict=True))
+
+
+def _forward(flat: Callable[..., Array], theta: PyTree, means: tuple, runs: list[RunChains]):
+    """Value and derivative of `flat(theta, means)`, parameter by parameter."""
+    directions, unravel = jnp.eye(ravel_pytree(theta)[0].size), ravel_pytree(theta)[1]
+
+    def along(direction, *slopes):
+        d_means = tuple(run.unflatten(slope) for run, slope in zip(runs, slopes, strict=True))
+        return jax.jvp(flat, (theta, means), (unravel(direction), d_means))
+
+    directions = directions.astype(ravel_pytree(theta)[0].dtype)
+    value, jacobian = jax.vmap(along)(directions, *(run.jacobian for run in runs))
+    return value[0], jacobian
+
+
+def _backward(flat: Callable[..., Array], theta: PyTree, means: tuple, runs: list[RunChains]):
+    """The same, output by output and chain by chain."""
+    value, pullback = jax.vjp(flat, theta, means)
+    basis = jnp.eye(value.size, dtype=value.dtype).reshape(-1, *value.shape)
+
+    def row(cotangent):
+        d_theta, d_means = pullback(cotangent)
+        total = ravel_pytree(d_theta)[0]
+        for run, d_mean in zip(runs, d_means, strict=True):
+            own = jax.vmap(flatten, out_axes=-1)(d_mean)
+            total = total + jnp.tensordot(run.jacobian, own, axes=2)
+        return total
+
+    return value, jax.lax.map(row, basis).T.reshape(-1, *value.shape)
 
 
 def compose(phi: Callable[..., PyTree], *expectations: Differentiable) -> Composition:

@@ -11,14 +11,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._lowering.chains import over_chains
-from .alternatives import Alternatives, Events
-from .controls import Controlled
+from .alternatives import Events
 from .decisions import Acceptance
 from .kernel import Step
 from .values import norm
 
 # Batches per chain whose means tell the effective number of samples.
 _BATCHES = 16
+
+
+def _has_slots(memory: PyTree) -> bool:
+    """Whether an estimator's memory has alternatives: their weights, and which of them live."""
+    return hasattr(memory, "weight") and hasattr(memory, "alive")
 
 
 class Silent(eqx.Module):
@@ -58,7 +62,7 @@ class Counts(eqx.Module):
     @staticmethod
     def zeros(num_leaves: int, origin: Float[Array, "F"], memory: PyTree) -> Counts:
         count, size, no = jnp.zeros((), int), jnp.zeros(()), jnp.zeros((), bool)
-        slots = memory.weight.shape[0] if isinstance(memory, Alternatives | Controlled) else 0
+        slots = memory.weight.shape[0] if _has_slots(memory) else 0
         moved, age = (no,) * num_leaves, jnp.zeros(slots, int)
         eight = (count, count, count, count, count, count, count, count)
         return Counts(*eight, size, size, size, moved, origin, age)
@@ -100,7 +104,7 @@ class Counts(eqx.Module):
 
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""
-        if not isinstance(memory, Alternatives | Controlled):
+        if not _has_slots(memory):
             return self
         heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(

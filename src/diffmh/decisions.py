@@ -47,6 +47,15 @@ class Decision(eqx.Module):
     def score(self) -> Float[Array, "P"]:
         """`∂ log P(outcome)/∂θ`, all draws added up."""
 
+    def flip_rate(self) -> Float[Array, "*C"]:
+        """For each candidate a number c ≥ 0, known without a derivative, such that `c · ∂ log odds`
+        is an unbiased weight; the odds are those of the candidate against what was drawn.
+        """
+        raise NotImplementedError(
+            f"`{type(self).__name__}` has no `flip_rate`, which"
+            " `StochasticDerivative(births=True)` needs: use births=False."
+        )
+
     @property
     def count(self) -> int:
         """How many draws there are."""
@@ -107,6 +116,13 @@ class Acceptance(Decision):
         after_accept = jnp.where(tie, -log_gradient, jnp.maximum(0.0, -log_gradient))
         return jnp.where(self.accepted, after_accept, jnp.maximum(0.0, -self.log_reject_gradient))
 
+    def flip_rate(self):
+        """`α`, half of it at an exact tie, and 0 where `log r > 0`: the two-sided weights, of which
+        `∂ log r` is left out.
+        """
+        alpha = accept_probability(self.log_ratio.primal)
+        return self._share.astype(alpha.dtype) * alpha
+
     def flipped(self, candidate):
         return self.accepted ^ _one(candidate, self.accepted.shape)
 
@@ -131,11 +147,17 @@ class Acceptance(Decision):
         """
         log_ratio, gradient = self.log_ratio.primal, self.log_ratio.tangent
         assert gradient is not None, "the step was taken without derivatives"
-        share = jnp.where(log_ratio < 0, 1.0, jnp.where(log_ratio == 0, 0.5, 0.0))
+        share = self._share
         # α = 0 where the proposal lies outside the support: its log density has no derivative
         # there, and needs none.
         counts = (share > 0) & (log_ratio > -jnp.inf)
         return jnp.where(counts, share.astype(gradient.dtype)[None] * gradient, 0.0)
+
+    @property
+    def _share(self) -> Float[Array, "*D"]:
+        """How much of `∂ log r` counts."""
+        log_ratio = self.log_ratio.primal
+        return jnp.where(log_ratio < 0, 1.0, jnp.where(log_ratio == 0, 0.5, 0.0))
 
     @property
     def log_reject_gradient(self) -> Float[Array, "P *D"]:
@@ -190,6 +212,10 @@ class Bernoulli(Decision):
             return jnp.where(self.drawn, -gradient, gradient)
         down, up = jnp.maximum(0.0, -self._gradient), jnp.maximum(0.0, self._gradient)
         return jnp.where(self.drawn, q[None] * down, p[None] * up)
+
+    def flip_rate(self):
+        """`p (1 − p)`."""
+        return jax.nn.sigmoid(self.log_odds.primal) * jax.nn.sigmoid(-self.log_odds.primal)
 
     def flipped(self, candidate):
         return self.drawn ^ _one(candidate, self.drawn.shape)
@@ -256,6 +282,17 @@ class Categorical(Decision):
         gained = jnp.sum(gain, axis=1, keepdims=True)
         share = gain / jnp.where(gained > 0, gained, 1.0)
         return jnp.where(self._here, 0.0, at_drawn(jnp.maximum(0.0, -slope)) * share)
+
+    def flip_rate(self):
+        """`p_i p_j / (p_i + p_j)` from i to j: with weights `w_ij = s_ij (dl_j − dl_i)` of the
+        logits l the net flow is right iff `p_i s_ij + p_j s_ji = p_i p_j`, and these have the least
+        second moment of all such.
+        """
+        p = self.probabilities
+        drawn = jnp.sum(jnp.where(self._here, p, 0.0), axis=0, keepdims=True)
+        both = drawn + p
+        rate = drawn * p / jnp.where(both > 0, both, 1.0)
+        return jnp.where(self._here, 0.0, rate)
 
     def flipped(self, candidate):
         value, draw = candidate // self.count, candidate % self.count

@@ -19,14 +19,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
-from ._differentiable import differentiable, not_differentiable
+from ._differentiable import differentiable, differentiable_both_ways, not_differentiable
 from ._sharding import check_mesh
 from .bar import Bar
 from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
 from .comparison import Comparison, candidates, compared, measure
 from .counts import Watch
 from .course import Course, Round, round_key
-from .estimators import Estimator, StochasticDerivative
+from .estimators import Births, Estimator, StochasticDerivative
 from .intervals import Stretches
 from .kernel import Kernel
 from .method import Method, applies
@@ -40,6 +40,8 @@ from .simulation import (
     advance,
     flatten,
     joined,
+    pulled,
+    pushed,
     run,
 )
 from .until import Stopping, Until, until_of
@@ -220,6 +222,8 @@ class Expectation(Differentiable):
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)
         value = eqx.Partial(_value, simulation)
+        if isinstance(simulation.estimator, Births):
+            return form.unflatten(_by_births(simulation, form, theta, key, args))
         jacobian = eqx.Partial(_value_and_jacobian, simulation)
         if form.closes_over_tracers:
             value = eqx.filter_closure_convert(value, theta, key, args)
@@ -235,7 +239,7 @@ class Expectation(Differentiable):
         simulation, form, theta, key, args = self._admit(theta, key, args)
         outcome, jacobian = _followed(simulation, theta, key, args, course or Course())
         num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
-        kernel, estimator = simulation.kernel, simulation.estimator
+        kernel, estimator = simulation.kernel, self.simulation.estimator
         method = Method.of(kernel, estimator, num_parameters, simulation.lag)
         outcome = dataclasses.replace(outcome, method=method)
         return RunChains(
@@ -274,8 +278,13 @@ class Expectation(Differentiable):
                 self._admitted[signature] = (admission, held)
         if not admission.closes_over_tracers:
             _admission.check_start(self.simulation, theta, key, args)
+        num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+        own = self.simulation
+        estimator = own.estimator.sized(own.kernel, num_parameters, own.lag)
+        if isinstance(estimator, Births):
+            estimator = Births(estimator.alternatives, explicit=admission.f_depends_on_theta)
         simulation = dataclasses.replace(
-            self.simulation, f_depends_on_theta=admission.f_depends_on_theta
+            own, estimator=estimator, f_depends_on_theta=admission.f_depends_on_theta
         )
         return simulation, admission, theta, key, args
 
@@ -355,6 +364,28 @@ def _value(simulation: Simulation, theta, key, args) -> Float[Array, "F C"]:
     return run(simulation.plain(), theta, key, args, differentiate=False).observed.value
 
 
+def _by_births(simulation: Simulation, form: _admission.Admission, theta, key, args):
+    """The values, differentiable by births, forward and backward."""
+    value = eqx.Partial(_value, simulation)
+    pushforward, pullback = eqx.Partial(_pushed, simulation), eqx.Partial(_pulled, simulation)
+    if form.closes_over_tracers:
+        values = eqx.filter_eval_shape(value, theta, key, args)
+        value = eqx.filter_closure_convert(value, theta, key, args)
+        pushforward = eqx.filter_closure_convert(pushforward, theta, key, args, theta)
+        pullback = eqx.filter_closure_convert(pullback, theta, key, args, values)
+    return differentiable_both_ways(value, pushforward, pullback, theta, key, args)
+
+
+@eqx.filter_jit
+def _pushed(simulation: Simulation, theta, key, args, direction) -> Float[Array, "F C"]:
+    return pushed(simulation, theta, key, args, direction)
+
+
+@eqx.filter_jit
+def _pulled(simulation: Simulation, theta, key, args, cotangent) -> PyTree:
+    return pulled(simulation, theta, key, args, cotangent)
+
+
 @eqx.filter_jit
 def _value_and_jacobian(simulation: Simulation, theta, key, args):
     observed = run(simulation, theta, key, args).observed
@@ -389,6 +420,8 @@ def _with_derivative(simulation: Simulation, outcome: Outcome):
         stretches=stretches(watch.sums, watch.lengths),
         halves=stretches(watch.halves, halves),
     )
+    if outcome.gathered is not None:
+        return dataclasses.replace(outcome, gathered=None), outcome.gathered
     return outcome, derivative(outcome.observed.estimator, outcome.observed.value)
 
 

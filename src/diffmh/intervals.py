@@ -25,7 +25,7 @@ from jaxtyping import Float, Int, PyTree
 
 class Stretches(eqx.Module):
     """Averages of f and of the derivative over successive parts of each chain, and their lengths
-    in steps.
+    in steps. Where there are very many parameters the derivative is along a few directions of θ.
     """
 
     value: Float[Any, "S F C"]

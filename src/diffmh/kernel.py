@@ -155,6 +155,18 @@ class Update(Kernel):
         """
         return None
 
+    @property
+    def flip_odds(self) -> Callable[..., Float[Array, ""]] | None:
+        """`odds(theta, x, y, *args)`: the log odds of `y`, to which a flipped decision has led,
+        against `x`, to which the step led, up to what does not depend on θ. For an accept of a
+        proposal without parameters and for Gibbs draws it is `log g(y) − log g(x)`
+        (`DensityOdds`). `None` if it is not known: then births are not followed by their states,
+        and many parameters cost more.
+
+        Two updates with the same odds must return the same object, or modules of the same parts.
+        """
+        return None
+
     def refuse_start(self, x: PyTree) -> None:
         """Refuses a start state, whose values are known, that it cannot move."""
 
@@ -284,6 +296,22 @@ class BlockUpdate(Update):
         if value.size == 1:
             return pullback(jnp.ones_like(value))[0][None]
         return jax.vmap(lambda row: pullback(row)[0])(jnp.eye(value.size, dtype=value.dtype))
+
+
+class DensityOdds(eqx.Module):
+    """`log g_θ(y) − log g_θ(x)`, the log odds of a flip for whatever leaves g invariant decision by
+    decision.
+
+    >>> import diffmh
+    >>> odds = diffmh.DensityOdds(lambda theta, x: theta * x)
+    >>> odds(2.0, 1.0, 4.0)
+    6.0
+    """
+
+    density: Callable[..., Float[Array, ""]]
+
+    def __call__(self, theta: PyTree, x: PyTree, y: PyTree, *args: Any) -> Float[Array, ""]:
+        return self.density(theta, y, *args) - self.density(theta, x, *args)
 
 
 def moves_with_theta(kernel: Kernel) -> bool:

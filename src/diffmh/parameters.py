@@ -14,6 +14,9 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ._lowering import rounding
 from .values import Value
 
+# Fewer may be fused into whatever uses them.
+_FEW_ELEMENTS = 32
+
 
 class Parameters(eqx.Module):
     """θ and the data `args`, and how functions of them are evaluated.
@@ -54,6 +57,14 @@ class Parameters(eqx.Module):
         primals = rounding.settle(primals, self.never[1])
         apart = lambda theta, *primals: function(theta, *primals, *self.args)
         return Value(value, jacobian(apart, self.theta, primals, tangents))
+
+    def kept(self, slots: PyTree) -> PyTree:
+        """The same, computed once: several large alternatives would be computed anew for each use
+        of any of their elements.
+        """
+        leaves = jax.tree.leaves(slots)
+        is_large = leaves[0].shape[0] > 1 and sum(leaf.size for leaf in leaves) > _FEW_ELEMENTS
+        return rounding.whole(slots, self.never[0]) if is_large else slots
 
     def follow(self, function: Callable[[PyTree], PyTree], value: Value) -> Value:
         """`function(x)`, with the tangent of `x` carried on where there is one; free of θ."""

@@ -226,7 +226,11 @@ def _shapes(chains: RunChains) -> tuple[Shape, Shape]:
     if parts is None:
         return shape(value), shape(slope)
     parts = parts.nonempty()
-    return shape(value, parts.value, parts.length), shape(slope, parts.jacobian, parts.length)
+    of_value = shape(value, parts.value, parts.length)
+    # Of very many parameters the stretches know a few directions only.
+    if parts.jacobian.shape[1:3] != slope.shape[:2]:
+        return of_value, shape(slope)
+    return of_value, shape(slope, parts.jacobian, parts.length)
 
 
 def _warnings(chains: RunChains, findings: list[Finding], slope, slope_error) -> Iterable[str]:

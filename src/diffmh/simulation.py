@@ -26,11 +26,11 @@ from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
-from ._sharding import over_shards
+from ._sharding import over_shards, summed_over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
 from .counts import Silent, Watch, Window
-from .estimators import Estimator, Observation, ValueOnly
+from .estimators import Backward, Births, Block, Estimator, Forward, Observation, Reading, ValueOnly
 from .intervals import Stretches
 from .kernel import Kernel, State, Step, Update, moves_with_theta
 from .method import Method
@@ -67,6 +67,14 @@ class Simulation(eqx.Module):
     def plain(self) -> Simulation:
         """The same chains, with no derivative."""
         return dataclasses.replace(self, estimator=ValueOnly())
+
+    def reading(self, how: Backward | Forward) -> Simulation:
+        """The same chains, their births read in this way."""
+        assert isinstance(self.estimator, Births)
+        count = self.estimator.alternatives
+        return dataclasses.replace(
+            self, estimator=Births(count, how, explicit=self.f_depends_on_theta)
+        )
 
     @property
     def num_steps(self) -> int:
@@ -136,6 +144,7 @@ class Progress(eqx.Module):
     startable: Bool[Array, "C"]
     sums: CompensatedSum
     watch: Watch | Silent
+    gathered: CompensatedSum | None = None
 
 
 class Outcome(eqx.Module):
@@ -151,6 +160,7 @@ class Outcome(eqx.Module):
     stretches: Stretches | None = None
     halves: Stretches | None = None
     method: Method | None = None
+    gathered: PyTree = None
 
 
 class Loop(eqx.Module):
@@ -190,7 +200,8 @@ class Loop(eqx.Module):
         return -(-self.simulation.num_steps // self.block_steps)
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
-        return Parameters(self.theta, self.args, rounding.never(key, (2,)), self.differentiate)
+        differentiate = self.differentiate and self.simulation.estimator.differentiates_f
+        return Parameters(self.theta, self.args, rounding.never(key, (2,)), differentiate)
 
     def start(self) -> Progress:
         """All chains at their start."""
@@ -205,7 +216,12 @@ class Loop(eqx.Module):
         )
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), observed)
         watch = watch.watching(_unwatched(zeros))
-        return Progress(chains, startable, CompensatedSum.like(zeros), watch)
+        begun = Progress(chains, startable, CompensatedSum.like(zeros), watch)
+        form = jax.eval_shape(lambda: self._read(begun, chains, self._unkept(begun), True)[1])
+        if form is None:
+            return begun
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form.gathered)
+        return dataclasses.replace(begun, gathered=CompensatedSum.like(nothing))
 
     def _start_watch(self, parameters: Parameters, chains: Chain) -> Watch:
         plain = parameters.value_only()
@@ -285,6 +301,7 @@ class Loop(eqx.Module):
                 own_noise,
                 chain.past,
                 self.simulation.observable,
+                self.simulation.kernel,
             )
             memory, events = estimator.advance(chain.memory, at)
             chain = self._kept(parameters, Chain(step.after, chain.past, memory))
@@ -307,11 +324,13 @@ class Loop(eqx.Module):
         return step
 
     def _kept(self, parameters: Parameters, tree: PyTree) -> PyTree:
-        """Large states, and those between the updates of a cycle, are computed once; a compiler
-        would compute them anew for each use, in a cycle for each use of each use.
+        """Large states, those between the updates of a cycle, and several alternatives with many
+        weights or sums are computed once; a compiler would compute them anew for each use, in a
+        cycle for each use of each use.
         """
         size = sum(leaf.size for leaf in jax.tree.leaves(self.one))
-        if size <= _SMALL and len(self.simulation.kernel.updates()) == 1:
+        few = not isinstance(tree, Chain) or _few_numbers(tree.memory)
+        if size <= _SMALL and few and len(self.simulation.kernel.updates()) == 1:
             return tree
         return rounding.whole(tree, parameters.never[0])
 
@@ -344,29 +363,89 @@ class Loop(eqx.Module):
         zeros = jax.tree.map(jnp.zeros_like, progress.sums.total)
 
         def step(i, carry):
-            chains, watch, sums, halves = carry
+            chains, watch, sums, halves, kept = carry
             now = jax.tree.map(lambda leaf: leaf[i], noise)
-            one = lambda chain, watch, noise: self._one(parameters, chain, watch, noise)
-            chains, watch, observed = over_chains(one)(chains, watch, now)
+            shares = self._shares(progress.watch, begin + i)
+            one = lambda chain, watch, noise: self._one(parameters, chain, watch, noise, shares)
+            chains, watch, observed, new = over_chains(one)(chains, watch, now)
             sums = _trees.add(sums, _where(begin + i >= simulation.burn_in, observed))
-            return chains, watch, sums, self._add_half(progress.watch, begin + i, halves, observed)
+            halves = self._add_half(progress.watch, begin + i, halves, observed)
+            kept = jax.tree.map(lambda all, leaf: all.at[i].set(leaf), kept, new)
+            return chains, watch, sums, halves, kept
 
         unwatched = None if isinstance(progress.watch, Silent) else _unwatched(zeros)
-        carry = (progress.chains, progress.watch.per_chain, zeros, (unwatched, unwatched))
-        chains, per_chain, sums, halves = jax.lax.fori_loop(0, end - begin, step, carry)
+        carry = (
+            progress.chains,
+            progress.watch.per_chain,
+            zeros,
+            (unwatched, unwatched),
+            self._unkept(progress),
+        )
+        chains, per_chain, sums, halves, kept = jax.lax.fori_loop(0, end - begin, step, carry)
         halves = jax.tree.map(lambda early, late: jnp.stack([early, late]), *halves)
+        chains, reading = self._read(progress, chains, kept, self._must_end(index))
+        gathered = progress.gathered
+        if reading is not None:
+            assert gathered is not None
+            gathered = gathered.plus(reading.gathered)
+            sums, halves = _with_reading(sums, halves, reading.observed)
         sampled = jnp.clip(end - simulation.burn_in, 0, end - begin)
         watch = progress.watch.after_block(
             index, self.num_blocks, per_chain, _unwatched(sums), halves, sampled
         )
-        return Progress(chains, progress.startable, progress.sums.plus(sums), watch)
+        sums = progress.sums.plus(sums)
+        return Progress(chains, progress.startable, sums, watch, gathered)
 
-    def _one(self, parameters, chain: Chain, watch: PyTree, noise: PyTree):
-        """One step of one chain, and what it adds to the averages."""
+    def _must_end(self, index: Int[Array, ""]) -> Bool[Array, ""]:
+        """Short blocks may leave sums for the next, unless a report wants to know block by block;
+        plain sums over many steps drift.
+        """
+        every = 1 if self.diagnose else -(-_BLOCK_STEPS // self.block_steps)
+        return ((index + 1) % every == 0) | (index + 1 == self.num_blocks)
+
+    def _shares(self, watch: Watch | Silent, step: Int[Array, ""]) -> Float[Array, "n"]:
+        """Whether a step counts as a sample, and if it is watched, in which half it lies."""
+        counted = jnp.asarray(step >= self.simulation.burn_in)[None]
+        if not isinstance(watch, Silent):
+            counted = jnp.concatenate([counted, watch.window.halves(step)])
+        return counted.astype(float)
+
+    def _unkept(self, progress: Progress) -> PyTree:
+        """Room for what is kept of a block's steps."""
+        shares = self._shares(progress.watch, jnp.zeros((), int))
+        note = lambda chain: self._note(self.parameters(self.key), chain, shares)[1]
+        form = jax.eval_shape(over_chains(note), progress.chains)
+        room = lambda leaf: jnp.zeros((self.block_steps, *leaf.shape), leaf.dtype)
+        return jax.tree.map(room, form)
+
+    def _note(self, parameters: Parameters, chain: Chain, shares) -> tuple[Chain, PyTree]:
+        at = self._observation(parameters, chain.state, chain.past)
+        memory, kept = self.simulation.estimator.note(chain.memory, at, shares)
+        return Chain(chain.state, chain.past, memory), kept
+
+    def _read(
+        self, progress: Progress, chains: Chain, kept: PyTree, must_end: Bool[Array, ""] | bool
+    ) -> tuple[Chain, Reading | None]:
+        """What the estimator reads off a block at its end."""
+        simulation = self.simulation
+        block = Block(
+            self.parameters(self.key),
+            simulation.kernel,
+            simulation.observable,
+            chains.memory,
+            kept,
+            jnp.asarray(must_end),
+        )
+        memory, reading = simulation.estimator.read(block)
+        return Chain(chains.state, chains.past, memory), reading
+
+    def _one(self, parameters, chain: Chain, watch: PyTree, noise: PyTree, shares):
+        """One step of one chain, what it adds to the averages, and what is kept of it."""
         note = (lambda record, step, events: None) if watch is None else type(watch).note
         chain, watch = self.step(parameters, chain, noise, watch, note)
         observed = self.observe(parameters, chain, watch)
-        return chain, None if watch is None else watch.after(chain.memory), observed
+        chain, kept = self._note(parameters, chain, shares)
+        return chain, None if watch is None else watch.after(chain.memory), observed, kept
 
     @staticmethod
     def _add_half(watch: Watch | Silent, step, halves: tuple[PyTree, PyTree], observed: Observed):
@@ -402,14 +481,32 @@ class Loop(eqx.Module):
         log_density, estimator = None, type(self.simulation.estimator).__name__
         if self.diagnose:
             log_density = over_chains(self._largest_log_density)(progress.chains.state.x)
+        gathered = None
+        if progress.gathered is not None:
+            total = jax.tree.map(lambda leaf: leaf / count, progress.gathered.value())
+            gathered = self.simulation.estimator.gathered(total, progress.startable)
         return Outcome(
-            jax.tree.map(mean, progress.sums.value()), progress.watch, log_density, estimator
+            jax.tree.map(mean, progress.sums.value()),
+            progress.watch,
+            log_density,
+            estimator,
+            gathered=gathered,
         )
 
     def _largest_log_density(self, x: PyTree) -> Float[Array, ""]:
         updates = self.simulation.kernel.updates()
         densities = [update.log_density(self.theta, x, *self.args) for update in updates]
         return jnp.max(jnp.abs(jnp.stack(densities)))
+
+
+def _few_numbers(memory: PyTree) -> bool:
+    """Whether an estimator's memory is small, or has no more than one alternative: pruning decides
+    for each of its numbers.
+    """
+    weight = getattr(memory, "weight", None)
+    if weight is None or weight.shape[0] == 1:
+        return True
+    return sum(leaf.size for leaf in jax.tree.leaves(memory)) <= 2 * _SMALL
 
 
 def _where(counted: Bool[Array, ""], observed: PyTree) -> PyTree:
@@ -419,6 +516,17 @@ def _where(counted: Bool[Array, ""], observed: PyTree) -> PyTree:
 def _unwatched(observed: Observed) -> Observed:
     """Without what is there for the report alone."""
     return dataclasses.replace(observed, watched=None)
+
+
+def _with_reading(sums: Observed, halves: Observed, read: PyTree) -> tuple[Observed, Observed]:
+    """With what was read of a block, over its samples and over either half."""
+    if read is None:
+        return sums, halves
+    plus = lambda observed, part: dataclasses.replace(
+        observed, estimator=_trees.add(observed.estimator, part)
+    )
+    whole, parts = (jax.tree.map(lambda leaf: leaf[at], read) for at in (0, slice(1, None)))
+    return plus(sums, whole), plus(halves, parts)
 
 
 def _primal(step: Step) -> PyTree:
@@ -479,6 +587,45 @@ def advance(
     block = lambda index, progress: loop.block(index, progress)
     progress = jax.lax.fori_loop(first, last, block, progress)
     return progress, loop.outcome(progress)
+
+
+def pushed(
+    simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...], direction
+) -> Float[Array, "F C"]:
+    """The derivative of each chain's averages along a direction of θ, by births."""
+    simulation = simulation.reading(Forward(direction))
+    outcome = run(simulation, theta, key, args)
+    explicit = outcome.observed.estimator
+    return outcome.gathered if explicit is None else outcome.gathered + explicit
+
+
+def pulled(
+    simulation: Simulation,
+    theta: PyTree,
+    key: Key[Array, ""],
+    args: tuple[Any, ...],
+    cotangent: Float[Array, "F C"],
+) -> PyTree:
+    """`Σ_c ⟨cotangent_c, dm_c⟩` for the averages m of each chain, like θ, by births."""
+    simulation = simulation.reading(Backward())
+    if simulation.mesh is None:
+        return _pull(simulation, theta, key, args, cotangent)
+    arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
+
+    def on_device(keys, cotangent, arrays):
+        simulation, theta, key, args = eqx.combine(arrays, static)
+        return _pull(simulation.share(keys), theta, key, args, cotangent)
+
+    keys = simulation.chain_keys(key)
+    return summed_over_shards(on_device, simulation.mesh, keys, cotangent, arrays)
+
+
+@varying
+def _pull(simulation: Simulation, theta, key, args, cotangent: Float[Array, "F C"]) -> PyTree:
+    loop = Loop(simulation, theta, key, args, True)
+    begin = eqx.tree_at(lambda progress: progress.chains.memory.cotangent, loop.start(), cotangent)
+    block = lambda index, progress: loop.block(index, progress)
+    return loop.outcome(jax.lax.fori_loop(0, loop.num_blocks, block, begin)).gathered
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:

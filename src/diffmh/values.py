@@ -24,6 +24,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from . import _trees
 from ._inversion import find
 
+# So many slots are computed one by one.
+_WRITTEN_OUT = 4
+
 
 class Value(eqx.Module):
     """A value, its derivative by the P flattened parameters, and its values in the alternatives.
@@ -106,11 +109,14 @@ def weighted(
 
 
 def each_slot(function: Callable[..., PyTree], slots: PyTree) -> PyTree:
-    """`function` of each slot; one slot needs no `vmap`, whose primitives may be slower."""
-    if jax.tree.leaves(slots)[0].shape[0] > 1:
+    """`function` of each slot. A few are written out: mapped, an index into a state becomes a
+    gather over slots and chains, which costs far more than as many slots.
+    """
+    count = jax.tree.leaves(slots)[0].shape[0]
+    if count > _WRITTEN_OUT:
         return jax.vmap(function)(slots)
-    single = function(jax.tree.map(lambda leaf: leaf[0], slots))
-    return jax.tree.map(lambda leaf: leaf[None], single)
+    each = [function(jax.tree.map(lambda leaf: leaf[slot], slots)) for slot in range(count)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
 
 def lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, ""]]:

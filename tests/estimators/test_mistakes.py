@@ -4,6 +4,7 @@ finite chain.
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,16 +14,18 @@ from oracles import derivative, finite_chain_mean, transition_matrix
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
-from diffmh import alternatives, values
+from diffmh import _trees, alternatives, simulation, values
 from diffmh.decisions import accept_probability
-from diffmh.estimators import stochastic_derivative
+from diffmh.estimators import Births, readings, stochastic_derivative
 
 PROBLEM = random_problem(3)
 LENGTH = dict(num_samples=8, burn_in=3)
 RUNS = 40_000
 
 
-def run(problem: Problem = PROBLEM, coupling=None, init=0, burn_in=3, density=None) -> np.ndarray:
+def run(
+    problem: Problem = PROBLEM, coupling=None, init=0, burn_in=3, density=None, births=None
+) -> np.ndarray:
     """Derivatives by many runs, traced anew (a new function object), so that what was patched is
     what runs.
     """
@@ -30,19 +33,26 @@ def run(problem: Problem = PROBLEM, coupling=None, init=0, burn_in=3, density=No
     matrix = jnp.asarray(problem.proposal, jnp.float32)
     mh = diffmh.MetropolisHastings(density or fresh, diffmh.TransitionMatrix(matrix), coupling)
     expectation = diffmh.expectation(
-        f, mh, init=init, num_samples=8, burn_in=burn_in, num_chains=RUNS
+        f,
+        mh,
+        init=init,
+        num_samples=8,
+        burn_in=burn_in,
+        num_chains=RUNS,
+        estimator=diffmh.StochasticDerivative(births=births),
     )
     theta, *args = (jnp.asarray(array, jnp.float32) for array in problem[1:])
     return np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(11), *args))
 
 
-def run_unpatched(problem: Problem = PROBLEM) -> np.ndarray:
+def run_unpatched(problem: Problem = PROBLEM, births=None) -> np.ndarray:
     """The same without a mistake, compiled once for all problems."""
-    return run(problem, density=log_density)
+    return run(problem, density=log_density, births=births)
 
 
-def test_without_a_mistake():
-    assert_unbiased(run_unpatched(), exact(PROBLEM, **LENGTH))
+@pytest.mark.parametrize("births", [None, True])
+def test_without_a_mistake(births):
+    assert_unbiased(run_unpatched(births=births), exact(PROBLEM, **LENGTH))
 
 
 class CopiesTheProposal(diffmh.Coupling):
@@ -151,6 +161,107 @@ MISTAKES = [
 def test_mistake_is_caught(mistake, monkeypatch):
     mistake(monkeypatch.setattr)
     assert is_caught(run(), exact(PROBLEM, **LENGTH))
+
+
+def odds_the_wrong_way_round(patch):
+    patch(
+        diffmh.DensityOdds,
+        "__call__",
+        lambda self, theta, x, y, *args: -_odds(self, theta, x, y, *args),
+    )
+
+
+def _odds(self, theta, x, y, *args):
+    return self.density(theta, y, *args) - self.density(theta, x, *args)
+
+
+def sums_go_on_in_a_slot_given_away(patch):
+    right = Births.advance
+
+    def wrong(self, memory, at):
+        after, events = right(self, memory, at)
+        return dataclasses.replace(after, total=memory.total), events
+
+    patch(Births, "advance", wrong)
+
+
+def closed_with_the_next_birth(patch):
+    right = Births.advance
+
+    def wrong(self, memory, at):
+        after, events = right(self, memory, at)
+        return dataclasses.replace(
+            after, closed=dataclasses.replace(after.closed, birth=after.birth)
+        ), events
+
+    patch(Births, "advance", wrong)
+
+
+def open_births_are_forgotten(patch):
+    patch(simulation.Loop, "_must_end", lambda self, index: index < 0)
+
+
+def burn_in_is_summed_too(patch):
+    patch(simulation.Loop, "_shares", lambda self, watch, step: jnp.ones(1))
+
+
+def forgets_that_f_depends_on_theta_by_births(patch):
+    patch(readings.Forward, "explicit", lambda self, at: jnp.zeros_like(at.value.primal))
+
+
+def pruned_by_another_number_than_the_weight(patch):
+    right = diffmh.Acceptance.flip_rate
+    patch(diffmh.Acceptance, "flip_rate", lambda self: jnp.sqrt(right(self)))
+
+
+def every_tie_in_full(patch):
+    patch(diffmh.Acceptance, "_share", property(lambda self: jnp.ones_like(self.log_ratio.primal)))
+
+
+def born_from_the_state_before(patch):
+    right = Births.advance
+
+    def wrong(self, memory, at):
+        after, events = right(self, memory, at)
+        before = _trees.repeat(at.step.before.x, after.total.shape[0])
+        x = _trees.select(events.born, before, after.birth.x)
+        return eqx.tree_at(lambda m: m.birth.x, after, x), events
+
+    patch(Births, "advance", wrong)
+
+
+BIRTH_MISTAKES = [
+    sums_go_on_in_a_slot_given_away,
+    closed_with_the_next_birth,
+    open_births_are_forgotten,
+    pruned_by_another_number_than_the_weight,
+]
+MORE_BIRTH_MISTAKES = [
+    odds_the_wrong_way_round,
+    burn_in_is_summed_too,
+    forgets_that_f_depends_on_theta_by_births,
+    every_tie_in_full,
+    born_from_the_state_before,
+    # Those of the alternatives, which births share.
+    born_at_the_alternative,
+    alternative_copies_the_decision,
+    keeps_the_heavier,
+    keeps_the_weight_after_a_birth,
+    accepts_with_its_own_uniform_but_never_drops,
+]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        *BIRTH_MISTAKES,
+        *(pytest.param(mistake, marks=pytest.mark.thorough) for mistake in MORE_BIRTH_MISTAKES),
+    ],
+    ids=lambda mistake: mistake.__name__,
+)
+def test_mistake_in_births_is_caught(mistake, monkeypatch):
+    mistake(monkeypatch.setattr)
+    assert is_caught(run(births=True), exact(PROBLEM, **LENGTH))
 
 
 def test_coupling_that_breaks_its_marginal_is_caught():

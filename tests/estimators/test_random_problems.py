@@ -8,6 +8,7 @@ derivative: a problem beyond the bound is judged by 50 times the runs and anothe
 bias of 5 errors has become one of 35.
 """
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -73,6 +74,25 @@ def test_unbiased(number, request):
                 np.allclose(w, exact(structure, p)) for w, (_, p) in zip(wrong, tied, strict=True)
             )
             assert same or any(is_caught(f, w) for w, (f, _) in zip(wrong, tied, strict=True))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(i, id=f"{i}-{s}", marks=pytest.mark.thorough if i != 3 else ())
+        for i, s in enumerate(STRUCTURES[:12])
+    ],
+)
+def test_unbiased_by_births(number, request):
+    """The same structures, with as many alternatives: several densities, cycles and trees."""
+    count = getattr(STRUCTURES[number].estimator, "alternatives", 1)
+    births = diffmh.StochasticDerivative(alternatives=count, births=True)
+    structure = dataclasses.replace(STRUCTURES[number], estimator=births)
+    count = DEFAULT[1] if request.config.getoption("--thorough") else 5
+    problems = problems_of(structure, count, number)
+    found = estimates(structure, problems, runs(structure))
+    for index, problem in enumerate(problems):
+        assert_unbiased(found[index], exact(structure, problem), f"problem {index} of {structure}")
 
 
 def test_default_problems_have_something_of_everything():

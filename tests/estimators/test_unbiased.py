@@ -51,10 +51,27 @@ def problems(kind: str, part: int):
 )
 def test_random_chains(weights, alternatives, part):
     """By each coupling. One-sided weights have heavy tails where α is near 1: more runs."""
+    check_random_chains(weights, alternatives, part)
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize(
+    ("alternatives", "count"),
+    [
+        (1, 12),
+        pytest.param(1, 100, marks=pytest.mark.thorough),
+        pytest.param(4, 100, marks=pytest.mark.thorough),
+    ],
+)
+def test_random_chains_by_births(alternatives, count):
+    check_random_chains("two-sided", alternatives, 1, births=True, count=count)
+
+
+def check_random_chains(weights, alternatives, part, births=None, count=100):
     num_samples, burn_in = LENGTHS[part]
     num_runs = 4_000 if weights == "two-sided" else 12_000
-    estimator = diffmh.StochasticDerivative(weights, alternatives)
-    chains = problems(weights, part)
+    estimator = diffmh.StochasticDerivative(weights, alternatives, births=births)
+    chains = problems(weights, part)[:count]
     each = range(len(COUPLINGS))
     found = estimates(chains, 7, each, estimator, num_samples, burn_in, num_runs)
     for index, problem in enumerate(chains):
@@ -80,6 +97,7 @@ def test_random_chains_by_score(estimator):
         diffmh.StochasticDerivative(),
         diffmh.StochasticDerivative(alternatives=4),
         diffmh.StochasticDerivative("one-sided"),
+        diffmh.StochasticDerivative(births=True),
         diffmh.Score(),
     ],
     ids=str,
@@ -98,10 +116,13 @@ def test_mixture(estimator, num_samples):
         pytest.param(3, 3.0, marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.parametrize("alternatives", [1, 4])
-def test_ising_sweeps(size, temperature, alternatives):
+@pytest.mark.parametrize(
+    ("alternatives", "births"), [(1, None), (4, None), (2, True)], ids=["1", "4", "births"]
+)
+def test_ising_sweeps(size, temperature, alternatives, births):
     """The sites in fixed order: a Cycle whose kernels differ only in an array."""
-    expectation = ising(size, estimator=diffmh.StochasticDerivative(alternatives=alternatives))
+    estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
+    expectation = ising(size, estimator=estimator)
     found = jax.jacfwd(expectation.per_chain)(temperature, jax.random.key(2))
     assert_unbiased(found, derivative(ising_moments(size, 5), temperature)[1][:, 0])
 
@@ -129,8 +150,10 @@ def boltzmann_machine_oracle(num_steps):
     )[1]
 
 
-@pytest.mark.parametrize("alternatives", [1, 4])
-def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
+@pytest.mark.parametrize(
+    ("alternatives", "births"), [(1, None), (4, None), (1, True)], ids=["1", "4", "births"]
+)
+def test_ties_of_a_boltzmann_machine_at_zero(alternatives, births):
     """Every step is an exact tie. A zero gradient here is a failure, and so is a full one."""
 
     def log_density(theta, s):
@@ -146,7 +169,7 @@ def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
         init=jnp.ones(3, int),
         num_samples=6,
         num_chains=100_000,
-        estimator=diffmh.StochasticDerivative(alternatives=alternatives),
+        estimator=diffmh.StochasticDerivative(alternatives=alternatives, births=births),
     )
     zero = {"J": jnp.zeros(3), "h": jnp.zeros(3)}
     found = jax.jacfwd(expectation.per_chain)(zero, jax.random.key(3))
@@ -156,11 +179,16 @@ def test_ties_of_a_boltzmann_machine_at_zero(alternatives):
 
 
 @pytest.mark.parametrize(
-    "coupling",
-    [None, pytest.param(diffmh.Maximal(), marks=pytest.mark.thorough), diffmh.Independent()],
+    ("coupling", "births"),
+    [
+        (None, None),
+        pytest.param(diffmh.Maximal(), None, marks=pytest.mark.thorough),
+        (diffmh.Independent(), None),
+        (None, True),
+    ],
     ids=str,
 )
-def test_normal_at_stationarity(coupling):
+def test_normal_at_stationarity(coupling, births):
     """E[x] = θ and E[x²] = 1 + θ²: derivatives 1 and 2θ, from a start in the stationary
     distribution.
     """
@@ -176,6 +204,7 @@ def test_normal_at_stationarity(coupling):
         num_samples=30,
         burn_in=60,
         num_chains=20_000,
+        estimator=diffmh.StochasticDerivative(births=births),
     )
     found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(4))
     assert_unbiased(found, np.array([1.0, 1.0]))

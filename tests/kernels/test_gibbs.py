@@ -39,13 +39,13 @@ def sweep_matrix(log_density):
 
 
 @pytest.mark.parametrize(
-    ("coupling", "alternatives"),
-    [(None, 1), (diffmh.Maximal(), 2)],
-    ids=["same uniform", "maximal, K = 2"],
+    ("coupling", "alternatives", "births", "count"),
+    [(None, 1, None, 100), (diffmh.Maximal(), 2, None, 100), (None, 2, True, 8)],
+    ids=["same uniform", "maximal, K = 2", "births, K = 2"],
 )
-def test_gibbs(coupling, alternatives):
-    problems = tables(0)
-    estimator = diffmh.StochasticDerivative(alternatives=alternatives)
+def test_gibbs(coupling, alternatives, births, count):
+    problems = tables(0, count)
+    estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
     found = estimates(problems, 1, sweep(coupling), estimator)
     for index, problem in enumerate(problems):
         assert_unbiased(found[index], exact(problem, sweep_matrix), f"table {index}")
@@ -124,14 +124,14 @@ def machine(values):
 
 
 @eqx.filter_jit
-def machine_estimates(thetas, keys, kernel, weights, start, num_samples, alternatives):
+def machine_estimates(thetas, keys, kernel, weights, start, num_samples, estimator):
     expectation = diffmh.expectation(
         lambda theta, x, weights: weights @ jnp.concatenate([x["v"] * 1.0, x["h"] * 1.0]),
         kernel,
         init={"v": jnp.full(VISIBLE, start, jnp.int8), "h": jnp.full(HIDDEN, start * 1.0)},
         num_samples=num_samples,
         num_chains=4_000,
-        estimator=diffmh.StochasticDerivative(alternatives=alternatives),
+        estimator=estimator,
     )
     slope = jax.jacfwd(expectation.per_chain)
     return jax.vmap(lambda theta, key, weights: slope(theta, key, weights))(thetas, keys, weights)
@@ -161,21 +161,25 @@ def machine_problems(seed, count):
     return thetas, single(rng.normal(size=(count, 2, VISIBLE + HIDDEN)))
 
 
-def machine_runs(values, seed, count, alternatives=1):
+def machine_runs(values, seed, count, alternatives=1, births=None):
     thetas, weights = machine_problems(seed, count)
     keys = jax.random.split(jax.random.key(seed), count)
     single = functools.partial(jnp.asarray, dtype=jnp.float32)
+    estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
     found = machine_estimates(
-        single(thetas), keys, machine(values), single(weights), values[0], 3, alternatives
+        single(thetas), keys, machine(values), single(weights), values[0], 3, estimator
     )
     truths = [machine_exact(thetas[i], weights[i], values, 3) for i in range(count)]
     return np.asarray(found), truths
 
 
-@pytest.mark.parametrize(("values", "alternatives"), [((0, 1), 1), ((-1, 1), 4)])
-def test_block_gibbs(values, alternatives):
+@pytest.mark.parametrize(
+    ("values", "alternatives", "births", "count"),
+    [((0, 1), 1, None, 100), ((-1, 1), 4, None, 100), ((-1, 1), 2, True, 10)],
+)
+def test_block_gibbs(values, alternatives, births, count):
     """Layers of different dtypes, all flips of a layer in one pruning."""
-    found, truths = machine_runs(values, 4, 100, alternatives)
+    found, truths = machine_runs(values, 4, count, alternatives, births)
     for index, truth in enumerate(truths):
         assert_unbiased(found[index], truth, f"machine {index}")
 
@@ -195,7 +199,8 @@ def test_a_flip_that_forgets_the_other_draws_is_caught(monkeypatch):
     assert any(is_caught(found[index], truth) for index, truth in enumerate(truths))
 
 
-def test_sweep_over_sites():
+@pytest.mark.parametrize("births", [None, True])
+def test_sweep_over_sites(births):
     """A ring of three-coloured sites, the site being traced: `Sweep` against the matrices."""
     sites, colours = 4, 3
     states = np.array(list(itertools.product(range(colours), repeat=sites)))
@@ -219,7 +224,12 @@ def test_sweep_over_sites():
 
     sweep = diffmh.Sweep(lambda i: diffmh.Gibbs(potts, lambda z: z[i], colours), sites)
     expectation = diffmh.expectation(
-        f, sweep, init=jnp.zeros(sites, jnp.int8), num_samples=3, num_chains=40_000
+        f,
+        sweep,
+        init=jnp.zeros(sites, jnp.int8),
+        num_samples=3,
+        num_chains=40_000,
+        estimator=diffmh.StochasticDerivative(births=births),
     )
     theta = np.array([0.5, -0.25])
     found = jax.jacfwd(expectation.per_chain)(jnp.asarray(theta), jax.random.key(5))

@@ -389,6 +389,12 @@ def shaped(shape: tuple[int, ...], dtype: Any) -> ShapedArray:
     return ShapedArray(shape, dtype)
 
 
+def result_types(function: Callable[..., Any], *types: Any) -> list[ShapedArray]:
+    """The abstract values of a function's flat results."""
+    structs = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in types]
+    return list(jax.make_jaxpr(function)(*structs).out_avals)
+
+
 def parameters_of(equation: Equation) -> str:
     """What an operation does, as text: equations of one primitive with equal texts are the same
     function of their operands.

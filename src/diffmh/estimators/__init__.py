@@ -1,8 +1,13 @@
 """Estimators of the derivative, one per file."""
 
+from .births import Births as Births
 from .covariance import Covariance as Covariance
+from .estimator import Block as Block
 from .estimator import Estimator as Estimator
 from .estimator import Observation as Observation
+from .estimator import Reading as Reading
 from .estimator import ValueOnly as ValueOnly
+from .readings import Backward as Backward
+from .readings import Forward as Forward
 from .score import Score as Score
 from .stochastic_derivative import StochasticDerivative as StochasticDerivative

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from ..alternatives import Events, Transition
 from ..kernel import Kernel, State, Update
@@ -36,6 +36,30 @@ class Observation(eqx.Module):
         return 0.0 if self.value.tangent is None else self.value.tangent
 
 
+class Block(eqx.Module):
+    """A block of steps of all chains at its end, as an estimator sees it, chains last.
+
+    `kept` is what was kept of each step, steps first; `must_end` says that nothing of the block may
+    be left for later.
+    """
+
+    parameters: Parameters
+    kernel: Kernel
+    observable: Callable[[Parameters, PyTree, Value | None], Value]
+    memory: PyTree
+    kept: PyTree
+    must_end: Bool[Array, ""]
+
+
+class Reading(eqx.Module):
+    """What a block adds: to what is `gathered` over a run, and to what is `observed` over the
+    samples and over each half of the watched window, stacked.
+    """
+
+    gathered: PyTree
+    observed: PyTree = None
+
+
 class Estimator(eqx.Module):
     """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one chain.
 
@@ -44,6 +68,8 @@ class Estimator(eqx.Module):
 
     # Whether the primal's steps need derivatives.
     differentiates_steps: ClassVar[bool]
+    # Whether f needs one, step by step.
+    differentiates_f: ClassVar[bool] = True
 
     @abstractmethod
     def start(self, at: Observation) -> PyTree:
@@ -76,6 +102,29 @@ class Estimator(eqx.Module):
     def look_back(self, memory: PyTree) -> PyTree:
         """Before each step of a chain whose f looks at earlier states: the present becomes past."""
         return memory
+
+    def note(
+        self, memory: PyTree, at: Observation, shares: Float[Array, "n"]
+    ) -> tuple[PyTree, PyTree]:
+        """After each step of a chain: its memory, and what to keep of the step until the end of
+        its block. `shares` are 1 or 0: whether the step is counted as a sample, and, if a report
+        is wanted, in which half of the watched window it lies.
+        """
+        return memory, None
+
+    def read(self, block: Block) -> tuple[PyTree, Reading | None]:
+        """At the end of a block, of all chains: the chains' memory, and what was read."""
+        return block.memory, None
+
+    def gathered(self, total: PyTree, startable: Bool[Array, "C"]) -> PyTree:
+        """What was gathered over a run, with chains, if any, last; NaN for those whose start is
+        none.
+        """
+        return total
+
+    def sized(self, kernel: Kernel, num_parameters: int, lag: int) -> Estimator:
+        """The same estimator in the form that suits so many parameters."""
+        return self
 
     def refuse(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
         """Refuses what it cannot do."""

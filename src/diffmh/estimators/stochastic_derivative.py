@@ -4,31 +4,23 @@ other way.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .. import _validate, alternatives, controls, values
-from ..alternatives import Alternatives, Transition, remember
+from .. import _validate, alternatives, controls
+from ..alternatives import Alternatives, OwnNoise, Transition
 from ..controls import Averages, Controlled
 from ..decisions import Weights
-from ..values import Value
+from . import births
 from .estimator import Estimator
 
-
-class OwnNoise(eqx.Module):
-    """The coupling's randomness, and the uniform that prunes: a draw of its own, never the one
-    that accepts.
-    """
-
-    coupling: PyTree
-    prune: Float[Array, "..."]
+# From so many parameters on births are followed instead of weights (`benchmarks/sizes.py`).
+MANY_PARAMETERS = 64
 
 
 class StochasticDerivative(Estimator):
@@ -56,6 +48,7 @@ class StochasticDerivative(Estimator):
     weights: Weights = eqx.field(static=True)
     alternatives: int = eqx.field(static=True)
     control: Literal["f"] | Callable[..., PyTree] | None
+    births: bool | None = eqx.field(static=True)
     differentiates_steps: ClassVar[bool] = True
 
     def __init__(
@@ -63,6 +56,7 @@ class StochasticDerivative(Estimator):
         weights: Weights = "two-sided",
         alternatives: int = 1,
         control: Literal["f"] | Callable[..., PyTree] | None = None,
+        births: bool | None = None,
     ):
         if weights not in ("two-sided", "one-sided"):
             raise ValueError(
@@ -77,16 +71,31 @@ class StochasticDerivative(Estimator):
                 f" g(theta, x, *args), got {control!r}."
             )
         self.control = control
+        if births and (weights != "two-sided" or control is not None):
+            raise ValueError(
+                "`StochasticDerivative(births=True)` has two-sided weights and no control variates,"
+                f" got weights={weights!r} and control={control!r}: leave them out."
+            )
+        self.births = None if births is None else bool(births)
 
     def __repr__(self) -> str:
         name = getattr(self.control, "__name__", repr(self.control))
         control = "" if self.control is None else f", control={name}"
+        births = "" if self.births is None else f", births={self.births}"
         return (
             f"StochasticDerivative(weights={self.weights!r}, alternatives={self.alternatives}"
-            f"{control})"
+            f"{control}{births})"
         )
 
+    def sized(self, kernel, num_parameters, lag):
+        many = num_parameters > MANY_PARAMETERS if self.births is None else self.births
+        if not many or self.weights != "two-sided" or self.control is not None:
+            return self
+        return births.births(kernel, self.alternatives) or self
+
     def refuse(self, kernel, num_parameters, lag):
+        if self.births:
+            births.Births(self.alternatives).refuse(kernel, num_parameters, lag)
         if lag and self.control is not None:
             raise ValueError(
                 "`StochasticDerivative(control=...)` is for functions of one state, got"
@@ -99,12 +108,11 @@ class StochasticDerivative(Estimator):
             )
 
     def own_noise(self, update, key, x, num_steps):
-        key_coupling, key_prune = jax.random.split(key)
-        uniform = jax.random.uniform(key_prune, (num_steps,))
-        return OwnNoise(update.coupling_noise(key_coupling, x, num_steps), uniform)
+        return OwnNoise.draw(update, key, x, num_steps)
 
     def start(self, at):
-        slots = alternatives.none_yet(at.state, at.past, self.alternatives, at.parameters)
+        size, dtype = at.parameters.size, at.parameters.dtype
+        slots = alternatives.none_yet(at.state, at.past, self.alternatives, size, dtype)
         if self.control is None:
             return slots
         zeros = jnp.zeros((at.parameters.size, at.value.primal.size), at.value.primal.dtype)
@@ -114,9 +122,7 @@ class StochasticDerivative(Estimator):
         return memory.fresh() if isinstance(memory, Controlled) else memory
 
     def look_back(self, memory: Alternatives):
-        newest = lambda slot: remember(slot[0], Value(slot[1]))
-        past = values.each_slot(newest, (memory.past, memory.state.x))
-        return dataclasses.replace(memory, past=past)
+        return alternatives.look_back(memory)
 
     def advance(self, memory: Alternatives | Controlled, at):
         noise: OwnNoise = at.own_noise

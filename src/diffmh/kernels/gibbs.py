@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from .. import _parts, _trees, _validate
 from ..couplings import CommonRandomNumbers, Coupling, Maximal
 from ..decisions import Bernoulli, Categorical
-from ..kernel import BlockUpdate, State
+from ..kernel import BlockUpdate, DensityOdds, State
 from ..parameters import Parameters
 
 
@@ -69,6 +69,10 @@ class Gibbs(BlockUpdate):
     @property
     def target(self):
         return self.density
+
+    @property
+    def flip_odds(self):
+        return DensityOdds(self.density)
 
     def noise(self, key, x, num_steps):
         site = jax.eval_shape(self.where, x)
@@ -128,6 +132,19 @@ def _checked_coupling(coupling: Coupling | None) -> Coupling:
             f" {coupling!r}."
         )
     return chosen
+
+
+class UnitOdds(eqx.Module):
+    """The log odds of units of a block that differ: those of `values[1]` where it is y's."""
+
+    logits: Callable[..., Float[Array, "*D"]]
+    where: Callable[[Any], Any]
+    values: tuple[Any, Any] = eqx.field(static=True)
+
+    def __call__(self, theta, x, y, *args):
+        high = lambda state: (self.where(state) == self.values[1]).astype(float)
+        change = high(y) - high(x)
+        return jnp.sum(jnp.where(change != 0, change * self.logits(theta, x, *args), 0.0))
 
 
 class BlockGibbs(BlockUpdate):
@@ -191,6 +208,10 @@ class BlockGibbs(BlockUpdate):
     @property
     def target(self):
         return self.density
+
+    @property
+    def flip_odds(self):
+        return UnitOdds(self.logits, self.where, self.values)
 
     def noise(self, key, x, num_steps):
         block = jax.eval_shape(self.where, x)

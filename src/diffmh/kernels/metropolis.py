@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from .. import _trees, _validate, couplings, proposals
 from ..couplings import Coupling
 from ..decisions import Acceptance, Categorical, Decision, accept_probability
-from ..kernel import State, Step, Update
+from ..kernel import DensityOdds, State, Step, Update
 from ..parameters import Parameters
 from ..proposals import Proposal
 from ..values import Value, without_tangents
@@ -239,6 +239,10 @@ class MetropolisHastings(Update):
     @property
     def target(self) -> Any:
         return self.density
+
+    @property
+    def flip_odds(self):
+        return DensityOdds(self.density) if isinstance(self.proposal, Proposal) else None
 
     @property
     def remembers(self) -> Any:

@@ -46,6 +46,11 @@ def log_density(theta: Any, x: Any) -> Float[Array, ""]:
     return -energy(theta, x) / parameter(theta).temperature
 
 
+def flip_odds(theta: Any, x: Any, y: Any, *args: Any) -> Float[Array, ""]:
+    """`(H(x) − H(y))/T`."""
+    return log_density(theta, y) - log_density(theta, x)
+
+
 class HalfSweep(BlockUpdate):
     """All sites of one colour at once. One random word per site holds its proposal and its accept
     uniform.
@@ -64,6 +69,10 @@ class HalfSweep(BlockUpdate):
     @property
     def target(self):
         return log_density
+
+    @property
+    def flip_odds(self):
+        return flip_odds
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps L half"]:
         return jax.random.bits(key, (num_steps, *x.black.shape), jnp.uint32)
@@ -105,6 +114,10 @@ class SiteUpdate(BlockUpdate):
     @property
     def target(self):
         return log_density
+
+    @property
+    def flip_odds(self):
+        return flip_odds
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps"]:
         return jax.random.bits(key, (num_steps,), jnp.uint32)

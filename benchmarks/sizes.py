@@ -1,0 +1,142 @@
+"""Time per step over alternatives K, parameters P and outputs F, by weights and by births:
+`docs/figures/sizes.png` and the number of parameters from which births are followed.
+
+    python benchmarks/sizes.py [--quick]
+
+The problem is a Boltzmann machine of n spins, one site proposed at a time: its n (n + 1) / 2
+couplings and fields are the parameters, and as many products of spins the outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+from timing import best_times, row
+
+import diffmh
+
+KEY = jax.random.key(0)
+CHAINS, STEPS = 64, 256
+FIGURE = pathlib.Path(__file__).parent.parent / "docs" / "figures" / "sizes.png"
+
+
+def statistics(s):
+    """All products of two different spins, and the spins."""
+    rows, columns = jnp.triu_indices(s.size, 1)
+    return jnp.concatenate([s[rows] * s[columns], s])
+
+
+def machine(num_spins, num_outputs, births, alternatives):
+    """The expectation of the first outputs, and parameters that scatter a little."""
+    density = lambda theta, s: theta @ statistics(s.astype(float))
+    mean = diffmh.expectation(
+        lambda theta, s: statistics(s.astype(float))[:num_outputs],
+        diffmh.MetropolisHastings(density, diffmh.SpinFlip()),
+        init=jnp.ones(num_spins, int),
+        num_samples=STEPS,
+        num_chains=CHAINS,
+        estimator=diffmh.StochasticDerivative(alternatives=alternatives, births=births),
+    )
+    size = num_spins * (num_spins + 1) // 2
+    return mean, 0.2 * jax.random.normal(KEY, (size,)) / num_spins**0.5
+
+
+def programs(num_spins, num_outputs, births, alternatives):
+    """The value, and the gradient of a scalar of all outputs."""
+    mean, theta = machine(num_spins, num_outputs, births, alternatives)
+    loss = lambda theta: jnp.sum(mean(theta, KEY) ** 2)
+    value, gradient = jax.jit(lambda theta: mean(theta, KEY)), jax.jit(jax.value_and_grad(loss))
+    return lambda: value(theta), lambda: gradient(theta)
+
+
+def per_step(cases, repeats):
+    """Microseconds of the processor per step of 64 chains for each case: the value's, which does
+    not depend on how it is differentiated, and the gradient's.
+    """
+    functions = {}
+    for spins, outputs, births, count in cases:
+        value, gradient = programs(spins, outputs, births, count)
+        functions.setdefault(("value", spins, outputs), value)
+        functions["gradient", spins, outputs, births, count] = gradient
+    best = best_times(functions, repeats, time.process_time)
+    return {name: 1e6 * seconds / STEPS for name, seconds in best.items()}
+
+
+def table(times, cases):
+    print("  n    P    F  K  by        value  gradient   ratio     (µs per step of 64 chains)")
+    for spins, outputs, births, count in cases:
+        value = times["value", spins, outputs]
+        gradient = times["gradient", spins, outputs, births, count]
+        by = {True: "births", False: "weights", None: "default"}[births]
+        print(
+            f"{spins:>3} {spins * (spins + 1) // 2:>4} {outputs:>4} {count:>2}  {by:<8}"
+            f"{value:>8.1f} {gradient:>9.1f} {gradient / value:>7.1f}"
+        )
+
+
+def bars(times):
+    of = lambda count: times["gradient", 16, 136, None, count]
+    for count, bar in ((2, 2.0), (4, 3.0)):
+        ratio = of(count) / of(1)
+        what = f"136 parameters × 136 outputs: K = {count} / K = 1"
+        yield row(what, f"{ratio:.2f}", f"≤ {bar:g}", ratio <= bar)
+
+
+def plot(times, sizes, counts):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    parameters = [n * (n + 1) // 2 for n in sizes]
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    styles = {False: ("--", "weights"), True: ("-", "births")}
+    for axis, all_outputs in zip(axes, (False, True), strict=True):
+        outputs = parameters if all_outputs else [1] * len(sizes)
+        pairs = list(zip(sizes, outputs, strict=True))
+        for births, (style, name) in styles.items():
+            for number, count in enumerate(counts):
+                ys = [times["gradient", n, f, births, count] for n, f in pairs]
+                label = f"gradient by {name}, K = {count}"
+                axis.plot(parameters, ys, style, marker="o", ms=3, color=f"C{number}", label=label)
+        ys = [times["value", n, f] for n, f in pairs]
+        axis.plot(parameters, ys, ":", color="0.4", label="value")
+        axis.set(xscale="log", yscale="log", xlabel="parameters P")
+        axis.set_title("as many outputs as parameters" if all_outputs else "one output")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("µs per step of 64 chains")
+    axes[0].legend(fontsize=8)
+    figure.savefig(FIGURE, dpi=150)
+    print(f"\n{FIGURE.relative_to(FIGURE.parents[2])}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    default = [(16, 136, None, count) for count in (1, 2, 4)]
+    if quick:
+        times = per_step(default, 5)
+        table(times, default)
+        print("\n".join(["", *bars(times)]))
+        return
+    sizes, counts = (4, 8, 16, 32), (1, 4)
+    cases = [
+        (n, outputs, births, count)
+        for n in sizes
+        for outputs in (1, n * (n + 1) // 2)
+        for births in (False, True)
+        for count in counts
+    ]
+    times = per_step([*default, *cases], 5)
+    table(times, cases)
+    plot(times, sizes, counts)
+    print("\n".join(["", *bars(times)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Births: the stochastic derivative for very many parameters.
+
+The weight of a candidate is a vector over θ, `w = c · ∂ log odds`, of which only the number c ≥ 0
+is needed to prune by (`Decision.flip_rate`). So a slot holds its birth, the states `x` and `y`
+between which the decision was, the number c as its weight, and the sum S of `c (f(y_t) − f(x_t))`
+over the samples since. A slot whose alternative has met the primal stays as it is until it is given
+away: an update closes at most one birth. What is closed is kept until the end of a block of steps;
+then `Σ_b S_b ∂ log odds_b` is read off at once, backward (one VJP of
+`Σ_b ⟨cotangent, S_b⟩ log odds_b`), forward (one JVP of all odds) or chain by chain (`readings`).
+The density is differentiated once for each birth that was kept, and nothing of the size of
+parameters × outputs exists unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .. import _trees, alternatives, values
+from ..alternatives import Alternatives, OwnNoise, Transition
+from ..kernel import Kernel, Update
+from .estimator import Estimator, Observation
+from .readings import Backward, Birth, Closed, Forward, Kept, Place, Rows, distinct_odds, same_odds
+
+
+class Open(eqx.Module):
+    """One chain's slots: alternatives whose weight is the number c, their births, and their sums S
+    by share and output; what the present step closed; and the cotangent, if it is known.
+    """
+
+    slots: Alternatives
+    birth: Birth
+    total: Float[Array, "K n F"]
+    closed: Closed
+    cotangent: Float[Array, "F"] | None
+
+    @property
+    def weight(self) -> Float[Array, "K 1"]:
+        return self.slots.weight
+
+    @property
+    def alive(self) -> Bool[Array, "K"]:
+        return self.slots.alive
+
+
+class Births(Estimator):
+    """`StochasticDerivative` for very many parameters; `StochasticDerivative(births=True)` makes
+    it. `reading` is how births become a derivative, and `explicit` whether f has one of its own.
+    """
+
+    alternatives: int = eqx.field(static=True)
+    reading: Backward | Forward | Rows = Rows()
+    explicit: bool = eqx.field(static=True, default=False)
+    differentiates_steps: ClassVar[bool] = False
+    differentiates_f: ClassVar[bool] = False
+
+    def refuse(self, kernel, num_parameters, lag):
+        unknown = [update for update in kernel.updates() if update.flip_odds is None]
+        if unknown:
+            raise ValueError(
+                "`StochasticDerivative(births=True)` follows decisions by the states between which"
+                f" they were, and `{type(unknown[0]).__name__}` does not say by its `flip_odds` how"
+                " their odds depend on theta; where the moves themselves depend on theta (a step"
+                " size, Langevin, Hamiltonian) it cannot. Use births=False."
+            )
+
+    def own_noise(self, update, key, x, num_steps):
+        return OwnNoise.draw(update, key, x, num_steps)
+
+    def start(self, at: Observation) -> Open:
+        count, x, dtype = self.alternatives, at.state.x, at.parameters.dtype
+        num_outputs = 1 if self.reading.knows_cotangent else at.value.primal.size
+        value = at.value.primal.dtype
+        birth = Birth(_trees.repeat(x, count), _trees.repeat(x, count), jnp.zeros(count, int))
+        total = jnp.zeros((count, self.reading.num_shares, num_outputs), value)
+        # One update closes one birth at most; several may close each slot's once.
+        num_closed = 1 if isinstance(at.kernel, Update) else count
+        first = lambda leaf: leaf[:num_closed]
+        return Open(
+            alternatives.none_yet(at.state, at.past, count, 1, dtype),
+            birth,
+            total,
+            jax.tree.map(first, Closed(birth, total)),
+            jnp.zeros_like(at.value.primal) if self.reading.knows_cotangent else None,
+        )
+
+    def begin(self, memory: Open):
+        return eqx.tree_at(lambda m: m.closed.total, memory, jnp.zeros_like(memory.closed.total))
+
+    def look_back(self, memory: Open):
+        return dataclasses.replace(memory, slots=alternatives.look_back(memory.slots))
+
+    def advance(self, memory: Open, at: Transition):
+        noise: OwnNoise = at.own_noise
+        rates = _rates(at) if at.step.decisions else None
+        slots, events = alternatives.follow(memory.slots, at, noise.coupling, noise.prune, rates)
+        if rates is None:
+            return dataclasses.replace(memory, slots=slots), events
+        born, count = events.born, memory.total.shape[0]
+        newborn = Birth(
+            _trees.repeat(at.step.after.x, count), slots.state.x, jnp.full(count, _kind(at))
+        )
+        memory = Open(
+            slots,
+            _trees.select(born, newborn, memory.birth),
+            jnp.where(born[:, None, None], 0.0, memory.total),
+            _closed(memory, born),
+            memory.cotangent,
+        )
+        return memory, events
+
+    def note(self, memory: Open, at: Observation, shares):
+        """`S += c (f(y) − f(x))` in every share of the run that the step belongs to."""
+        plain, slots = at.parameters.value_only(), memory.slots
+
+        def change(place):
+            outputs = at.observable(plain, *place).primal - at.value.primal
+            if memory.cotangent is None:
+                return outputs
+            return jnp.sum(outputs * memory.cotangent)[None]
+
+        change = values.each_slot(change, (slots.state.x, slots.past))
+        gain = jnp.where(slots.alive[:, None], slots.weight * change, 0.0)
+        counts = (shares > 0)[None, :, None]
+        total = memory.total + jnp.where(counts, gain[:, None, :], 0.0).astype(memory.total.dtype)
+        memory = dataclasses.replace(memory, total=total)
+        place = Place(at.state.x, at.past, shares) if self._keeps_places else None
+        return memory, Kept(memory.closed, place)
+
+    @property
+    def _keeps_places(self) -> bool:
+        return self.explicit and not isinstance(self.reading, Forward)
+
+    def observe(self, memory: Open, at: Observation):
+        if isinstance(self.reading, Rows):
+            return self.reading.nothing(at)
+        return self.reading.explicit(at) if self.explicit else None
+
+    def read(self, block):
+        return self.reading.read(block)
+
+    def gathered(self, total, startable):
+        return self.reading.gathered(total, startable)
+
+    def derivative(self, means, value):
+        return means
+
+
+def _rates(at: Transition) -> Float[Array, "1 *C"]:
+    """The numbers c of a step's candidates; 0 where there is one that leads nowhere else."""
+    rates = alternatives.flip_rate(at.step)
+    if rates.size > 1:
+        return rates
+    other = alternatives.flipped(at, jnp.zeros((), int))
+    return jnp.where(_trees.equal(other.x, at.step.after.x), 0.0, rates)
+
+
+def _kind(at: Transition) -> Int[Array, ""]:
+    """By which of the kernel's odds a birth of this update is read."""
+    assert at.kernel is not None
+    known, own = distinct_odds(at.kernel), at.update.flip_odds
+    found = [number for number, odds in enumerate(known) if same_odds(odds, own)]
+    if not found:
+        raise ValueError(
+            f"the log odds of `{type(at.update).__name__}` differ from site to site of a sweep (its"
+            " `log_density` or `logits` is made anew for each, or holds arrays that vary), and"
+            " `StochasticDerivative(births=True)` must know them by their states alone: define the"
+            " density once, outside of `kernel_at`, or use births=False."
+        )
+    return jnp.asarray(found[0])
+
+
+def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
+    """What the step has closed, after an update that gave away the slots `born`."""
+    closing = born & jnp.any(memory.total != 0, axis=(1, 2))
+    here, before = Closed(memory.birth, memory.total), memory.closed
+    if before.total.shape[0] == closing.shape[0]:
+        return _trees.select(closing, here, before)
+    # At most one closes. Written out: an index of its own for each chain is slow.
+    for slot in range(closing.shape[0]):
+        own = jax.tree.map(lambda leaf, slot=slot: leaf[slot][None], here)
+        before = _trees.select(closing[slot][None], own, before)
+    return before
+
+
+def births(kernel: Kernel, num_alternatives: int) -> Births | None:
+    """The estimator, or `None` where it does not apply."""
+    known = all(update.flip_odds is not None for update in kernel.updates())
+    return Births(num_alternatives) if known else None
