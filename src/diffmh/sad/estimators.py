@@ -10,6 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
@@ -243,15 +244,15 @@ class Smooth(Estimator):
 def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
     """What a report says of the estimators that it did not choose."""
     if isinstance(estimator, Smooth):
-        difference = found.jacobian - found.others["unbiased"]
+        difference = np.asarray(found.jacobian) - np.asarray(found.others["unbiased"])
         mean, error = _mean_and_error(difference)
-        worst = int(jnp.argmax(jnp.where(error > 0, jnp.abs(mean) / error, 0.0)))
+        worst = int(np.argmax(np.abs(mean) / np.where(error > 0, error, np.inf)))
         shown = f"{float(mean.reshape(-1)[worst]):.4g} ± {float(error.reshape(-1)[worst]):.2g}"
         return (f"smoothed, which is biased: less the unbiased estimate {shown}, at worst",)
     if not found.others:
         return ()
     count = found.jacobian.shape[-1]
-    size = lambda jacobian, count: float(jnp.sqrt(jnp.mean(jnp.var(jacobian, axis=-1)) / count))
+    size = lambda jacobian, count: math.sqrt(np.mean(np.asarray(jacobian).var(axis=-1)) / count)
     singles = count * found.group
     alone = [f"{name} alone {size(other, singles):.2g}" for name, other in found.others.items()]
     return (f"gradient error {size(found.jacobian, count):.2g}; " + ", ".join(alone),)
@@ -261,9 +262,10 @@ def disagreement(found: Found) -> tuple[str, ...]:
     """A warning where alternatives and score cannot both be right."""
     if "alternatives" not in found.others:
         return ()
-    mean, error = _mean_and_error(found.others["alternatives"] - found.others["score"])
-    sure = jnp.abs(mean) > 1e-5 * jnp.max(jnp.abs(found.others["alternatives"]))
-    if not bool(jnp.any(sure & (jnp.abs(mean) > 6 * error))):
+    alternatives, score = (np.asarray(found.others[name]) for name in ("alternatives", "score"))
+    mean, error = _mean_and_error(alternatives - score)
+    sure = np.abs(mean) > 1e-5 * np.max(np.abs(alternatives))
+    if not np.any(sure & (np.abs(mean) > 6 * error)):
         return ()
     return (
         "alternatives and score differ by more than their errors allow: a draw may have a"
@@ -272,6 +274,6 @@ def disagreement(found: Found) -> tuple[str, ...]:
     )
 
 
-def _mean_and_error(replicates: Float[Array, "P F C"]) -> tuple[Array, Array]:
+def _mean_and_error(replicates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     count = replicates.shape[-1]
     return replicates.mean(axis=-1), replicates.std(axis=-1, ddof=1) / math.sqrt(count)

@@ -52,6 +52,7 @@ class Expectation(Differentiable):
         self.num_chains = num_replicates
         # Whether many replicates may be put together, for a report of them alone.
         self.grouped = False
+        self._found_out: dict[Any, tuple[bool, Callable[[Array], PyTree]]] = {}
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", repr(self.program))
@@ -98,7 +99,7 @@ class Expectation(Differentiable):
                 "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
                 " instead."
             )
-        reverse = self._backward(run)
+        reverse, unflatten = self._known(run)
 
         def advance(number: int, *_):
             keys = jax.random.split(round_key(run.key, number), self.num_chains)
@@ -111,7 +112,7 @@ class Expectation(Differentiable):
         results = (course or Course()).follow(round_of)
         found = results[0] if len(results) == 1 else _pooled(results)
         return RunChains(
-            jax.vmap(run.unflatten(), in_axes=-1),
+            jax.vmap(unflatten, in_axes=-1),
             run.theta,
             found.value,
             found.jacobian,
@@ -145,6 +146,22 @@ class Expectation(Differentiable):
         arrays, rest = eqx.partition((run.theta, run.key, (run.args, run.options)), eqx.is_array)
         probe = lambda arrays: function(*eqx.combine(arrays, rest))
         return compat.closes_over_tracers(probe, arrays)
+
+    def _known(self, run: Run) -> tuple[bool, Callable[[Array], PyTree]]:
+        """Whether JAX goes backward, and the result's form: found out once for arguments of the
+        same form, as `jax.jit` traces once.
+        """
+        arrays, rest = eqx.partition(run, eqx.is_array)
+        leaves, structure = jax.tree.flatten(arrays)
+        forms = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        static, static_structure = jax.tree.flatten(rest)
+        key = (structure, forms, tuple(static), static_structure)
+        try:
+            if key not in self._found_out:
+                self._found_out[key] = (self._backward(run), run.unflatten())
+            return self._found_out[key]
+        except TypeError:  # Not hashable.
+            return self._backward(run), run.unflatten()
 
     def _backward(self, run: Run) -> bool:
         """Whether JAX goes backward: with many parameters, unless a `while_loop` is in the way."""

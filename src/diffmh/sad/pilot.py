@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
 
 from .combination import LEAST_REPLICATES
 from .estimators import (
@@ -34,9 +36,18 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     if not isinstance(estimator, Combined) or count < _MANY:
         return _find(estimator, runs)
     size = -(-max(LEAST_REPLICATES, count // _PILOT) // group) * group
-    pilot = _find(estimator, Runs(runs.run, runs.keys[:size], runs.reverse))
+    first, later = _apart(runs.keys, size)
+    pilot = _find(estimator, Runs(runs.run, first, runs.reverse))
     chosen = what_pays(estimator, runs.reverse, pilot)
-    return _joined(pilot, _find(chosen, Runs(runs.run, runs.keys[size:], runs.reverse, group)))
+    rest = _find(chosen, Runs(runs.run, later, runs.reverse, group))
+    trusted = pilot.others["alternatives"] if disagreement(pilot) else pilot.jacobian
+    value, jacobian = _joined((pilot.value, trusted), (rest.value, rest.jacobian), group)
+    return Found(value, jacobian, pilot.others, group)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _apart(keys: Any, size: int) -> tuple[Any, Any]:
+    return keys[:size], keys[size:]
 
 
 @eqx.filter_jit
@@ -60,33 +71,32 @@ def what_pays(estimator: Combined, reverse: bool, pilot: Found) -> Estimator:
     lanes = (4.0 if reverse else 2.5) + 1.5 * slots
     cost = {"score": 1.0, "score with a fitted baseline": 1.8 if reverse else 1.05}
     cost |= {"alternatives": lanes, "combined": lanes + (2.5 if reverse else 1.5)}
-    variance = {name: jnp.var(j, axis=-1) for name, j in pilot.others.items()}
-    variance["combined"] = jnp.var(pilot.jacobian, axis=-1)
+    found = {**pilot.others, "combined": pilot.jacobian}
+    variance = {name: np.asarray(jacobian).var(axis=-1) for name, jacobian in found.items()}
     excess = _over_least(variance)
     best = min(excess, key=lambda name: excess[name] * cost[name])
     estimators = {"combined": estimator, "alternatives": Alternatives(slots), "score": Score()}
     return estimators.get(best, Fitted())
 
 
-def _over_least(variance: dict[str, Float[Array, "P F"]]) -> dict[str, float]:
+def _over_least(variance: dict[str, Any]) -> dict[str, float]:
     """Each parameter and result in units of the best that is known of it, and the middle one.
     What has no variance beats whatever has some, but for rounding.
     """
-    least = functools.reduce(jnp.minimum, variance.values())
-    most = functools.reduce(jnp.maximum, variance.values())
+    least = functools.reduce(np.minimum, variance.values())
+    most = functools.reduce(np.maximum, variance.values())
     none = least <= 1e-9 * most
 
-    def over(variance: Float[Array, "P F"]) -> float:
-        some = jnp.where(variance <= 1e-9 * most, 1.0, jnp.inf)
-        return float(jnp.median(jnp.where(none, some, variance / jnp.where(none, 1.0, least))))
+    def over(variance: Any) -> float:
+        some = np.where(variance <= 1e-9 * most, 1.0, np.inf)
+        return float(np.median(np.where(none, some, variance / np.where(none, 1.0, least))))
 
     return {name: over(entries) for name, entries in variance.items()}
 
 
-def _joined(pilot: Found, rest: Found) -> Found:
+@functools.partial(jax.jit, static_argnums=2)
+def _joined(pilot: Any, rest: Any, group: int) -> Any:
     """A pilot, put into groups as they are, and the replicates after it."""
-    trusted = pilot.others["alternatives"] if disagreement(pilot) else pilot.jacobian
-    in_groups = lambda array: array.reshape(*array.shape[:-1], -1, rest.group).mean(axis=-1)
+    in_groups = lambda array: array.reshape(*array.shape[:-1], -1, group).mean(axis=-1)
     join = lambda a, b: jnp.concatenate([in_groups(a), b], axis=-1)
-    value, jacobian = join(pilot.value, rest.value), join(trusted, rest.jacobian)
-    return Found(value, jacobian, pilot.others, rest.group)
+    return jax.tree.map(join, pilot, rest)

@@ -89,73 +89,54 @@ class Player:
     ) -> tuple[Any, list[Held]]:
         """The log probability so far, and the outputs, of which some are taken linearly."""
         values: dict[Atom, Held] = dict(zip(program.inputs, inputs, strict=True))
-        added_up = _added_up(program)
+        waiting, added_up = list(program.inputs), _added_up(program)
         for equation in program.equations:
+            if equation.control is not None or equation in self.analysis.branching:
+                # Credits are given as late as possible: sums have fewer than their terms.
+                self.settle(values, waiting, log_prob)
+                waiting = []
             flags = self.analysis.banks(equation)
             operands = [
-                self.read(values, atom, flag, log_prob)
-                for atom, flag in zip(equation.inputs, flags, strict=True)
+                Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+                for atom in equation.inputs
             ]
+            if equation.control is not None or any(held.credit is not None for held in operands):
+                operands = self.all_credited(equation.inputs, operands, flags, log_prob)
             log_prob, outputs = self.play(equation, log_prob, operands, added_up)
-            outputs = self.with_credits(equation, log_prob, operands, flags, outputs)
+            if equation.control is None and any(held.credit is not None for held in operands):
+                outputs = _passed_on(equation, operands, flags, outputs)
             values.update(zip(equation.outputs, outputs, strict=True))
-        return log_prob, [
-            self.read(values, atom, flag, log_prob)
-            for atom, flag in zip(program.outputs, linearly, strict=True)
+            waiting.extend(equation.outputs)
+        outputs = [
+            Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+            for atom in program.outputs
+        ]
+        return log_prob, self.all_credited(program.outputs, outputs, linearly, log_prob)
+
+    def settle(self, values: dict[Atom, Held], waiting: Sequence[Variable], log_prob: Any) -> None:
+        """Credits what is used linearly with what was drawn so far."""
+        for variable in waiting:
+            if variable in self.analysis.linear:
+                values[variable] = self.credited(variable, values[variable], log_prob)
+
+    def all_credited(
+        self, atoms: Sequence[Atom], values: list[Held], linearly: Sequence[bool], log_prob: Any
+    ) -> list[Held]:
+        """Values with credits, where they are taken linearly."""
+        return [
+            self.credited(atom, held, log_prob) if flag else held
+            for atom, held, flag in zip(atoms, values, linearly, strict=True)
         ]
 
-    def read(self, values: dict[Atom, Held], atom: Atom, linearly: bool, log_prob: Any) -> Held:
-        if isinstance(atom, Constant):
-            return Held(jnp.asarray(atom.value))
-        held = values[atom]
-        return self.credited(held, log_prob) if linearly and self.is_open(atom) else held
-
-    def is_open(self, atom: Atom) -> bool:
-        """Whether draws changed a value that has not been credited with it."""
-        return self.baseline is not None and (
-            isinstance(atom, Variable) and self.analysis.has_alternative(atom)
-        )
-
-    def credited(self, held: Held, log_prob: Any) -> Held:
-        """With `(x − b) log P`, where b does not depend on the replicate's own draws."""
-        assert self.baseline is not None
+    def credited(self, atom: Atom, held: Held, log_prob: Any) -> Held:
+        """With `(x − b) log P`, where b does not depend on the replicate's own draws; if draws
+        changed it, and it has none.
+        """
+        if self.baseline is None or atom not in self.analysis.branched or held.credit is not None:
+            return held
         still = jax.lax.stop_gradient(held.primal)
         credit = (still - self.baseline(still)) * log_prob.astype(still.dtype)
         return Held(held.primal, held.shadow, credit)
-
-    def with_credits(
-        self,
-        equation: Equation,
-        log_prob: Any,
-        operands: Sequence[Held],
-        flags: Sequence[bool],
-        outputs: Sequence[Held],
-    ) -> Sequence[Held]:
-        """Results that are used linearly have the credits of the operands that they are linear in;
-        or, if they are not linear in what draws changed, credits of their own.
-        """
-        if self.baseline is None or not self.analysis.concerns(equation):
-            return outputs
-        if equation.control is None and any(held.credit is not None for held in operands):
-            return _passed_on(equation, operands, flags, outputs)
-        own = self.opened(equation, flags)
-        return [
-            self.credited(held, log_prob)
-            if is_own and output in self.analysis.branched and output in self.analysis.linear
-            else held
-            for held, output, is_own in zip(outputs, equation.outputs, own, strict=True)
-        ]
-
-    def opened(self, equation: Equation, flags: Sequence[bool]) -> list[bool]:
-        """Which results draws changed other than by operands in which they are linear."""
-        count = len(equation.outputs)
-        if isinstance(equation.control, Scan):
-            carried = [self.is_open(variable) for variable in equation.control.carry]
-            return [*carried, *[False] * (count - len(carried))]
-        if equation.control is not None:
-            return [True] * count
-        taken = zip(equation.inputs, flags, strict=True)
-        return [any(self.is_open(atom) and not flag for atom, flag in taken)] * count
 
     def play(
         self, equation: Equation, log_prob: Any, operands: list[Held], added_up: set[Atom]
@@ -277,7 +258,8 @@ class Player:
         def taken(branch):
             def run(inputs):
                 after, outputs = self.run(branch, log_prob, inputs, nothing)
-                return after, self.like(equation.outputs, outputs)
+                outputs = self.like(equation.outputs, outputs)
+                return after, [Held(held.primal, held.shadow) for held in outputs]
 
             return run
 
