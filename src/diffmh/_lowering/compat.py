@@ -407,6 +407,11 @@ def num_sort_keys(equation: Equation) -> int:
     return equation.params.get("num_keys", 1)
 
 
+def sums_over_first(equation: Equation) -> bool:
+    """Whether it is a sum over the first axis, and perhaps over others."""
+    return equation.primitive == "reduce_sum" and 0 in equation.params["axes"]
+
+
 def into_floats(equation: Equation) -> dict[str, Any]:
     """The changed parameters with which an operation on whole numbers makes floats of floats."""
     kinds = {"new_dtype", "preferred_element_type"} & set(equation.params)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from .._lowering.program import Atom, Cond, Equation, Program, Variable, While
+from .._lowering.program import Atom, Cond, Equation, Program, Scan, Variable, While
 from .._lowering.program import Constant as Constant
 from . import primitives
 from .samplers import SAMPLE
@@ -222,7 +222,22 @@ def _find_linear(analysis: Analysis, program: Program) -> None:
     """The greatest set of float variables each of whose uses is linear with results in the set;
     the program's outputs are free.
     """
-    uses = list(_uses(analysis, program))
+    analysis.linear = _used_linearly(program, list(_uses(analysis, program)))
+    analysis.accumulated = {
+        variable for variable in _sums(analysis, program) if variable in analysis.linear
+    }
+
+
+def by_terms(analysis: Analysis, program: Program) -> Analysis:
+    """What is known of a program whose values are followed along the primal's way alone: there,
+    what goes into a conditional or a `while_loop` counts as used nonlinearly, for nothing is known
+    of the ways that are not taken.
+    """
+    uses = list(_uses(analysis, program, whole=True))
+    return dataclasses.replace(analysis, linear=_used_linearly(program, uses), accumulated=set())
+
+
+def _used_linearly(program: Program, uses: Sequence[Use]) -> set[Variable]:
     linear = {
         variable for variable in _variables(program) if jnp.issubdtype(variable.dtype, jnp.inexact)
     }
@@ -234,8 +249,7 @@ def _find_linear(analysis: Analysis, program: Program) -> None:
                 linear.discard(atom)  # pyright: ignore
 
     _until_stable(keep_what_is_used_linearly, (linear,))
-    analysis.linear = linear
-    analysis.accumulated = {variable for variable in _sums(analysis, program) if variable in linear}
+    return linear
 
 
 def _variables(program: Program) -> Iterator[Variable]:
@@ -246,16 +260,22 @@ def _variables(program: Program) -> Iterator[Variable]:
             yield from _variables(inner)
 
 
-def _uses(analysis: Analysis, program: Program) -> Iterator[Use]:
+def _uses(analysis: Analysis, program: Program, whole: bool = False) -> Iterator[Use]:
+    """Every use of a value; with `whole`, conditionals and `while_loop`s use theirs nonlinearly."""
     for equation in program.equations:
         if equation.control is None:
             flags = primitives.linear_in(equation, analysis.fixed(equation))
             for atom, flag in zip(equation.inputs, flags, strict=True):
                 yield atom, equation.outputs if flag else _NONLINEAR
         else:
-            yield from _control_uses(analysis, equation)
+            if whole and not isinstance(equation.control, Scan):
+                yield from ((atom, _NONLINEAR) for atom in equation.inputs)
+                outputs = (inner.outputs for inner in equation.inner)
+                yield from ((atom, _NONLINEAR) for atoms in outputs for atom in atoms)
+            else:
+                yield from _control_uses(analysis, equation)
             for inner in equation.inner:
-                yield from _uses(analysis, inner)
+                yield from _uses(analysis, inner, whole)
 
 
 def _control_uses(analysis: Analysis, equation: Equation) -> Iterator[Use]:

@@ -21,11 +21,12 @@ from .._lowering.program import Program, While
 from . import control_flow as control_flow
 from . import rules as rules
 from .analysis import Analysis, analyse
+from .baseline import Baseline
 from .hoist import hoisted
 from .interpreter import evaluate
 from .keys import refuse_shared
 from .refusals import refuse
-from .replay import Replayed, replay
+from .replay import replay, smoothed as smooth
 from .values import Value, no_alternatives
 
 # Pruning draws from the program's key folded with this number, which no split of it reaches.
@@ -158,37 +159,61 @@ def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "
     return result.primal, result.tangents(flat.size, flat.dtype)
 
 
-def backward(run: Run, num_slots: int) -> Float[Array, "F"]:
-    """The value, whose derivative by JAX is an unbiased estimate of that of its expectation.
-
-    Weights are measured along a few random directions, which have nothing to do with the one that
-    is asked for.
+def probes(run: Run) -> Float[Array, "D P"]:
+    """Random directions along which weights are measured in the reverse mode. They have nothing to
+    do with the one that is asked for, nor with the draws: all replicates may share them.
     """
     flat = ravel_pytree(run.theta)[0]
     key = jax.random.fold_in(run.key, _PRUNE + 1)
-    probes = jax.random.normal(key, (min(NUM_PROBES, flat.size), flat.size), flat.dtype)
-    return _evaluate(run, num_slots, probes, True).primal
+    return jax.random.normal(key, (min(NUM_PROBES, flat.size), flat.size), flat.dtype)
 
 
-def held_fixed(run: Run, smooth: bool = False) -> tuple[Float[Array, "F"], Float[Array, ""]]:
-    """The value and the log probability of the draws, these held fixed under differentiation; with
-    `smooth` the draws pass on the derivative of their mean.
+def backward(run: Run, num_slots: int, directions: Float[Array, "D P"]) -> Float[Array, "F"]:
+    """The value, whose derivative by JAX is an unbiased estimate of that of its expectation."""
+    return _evaluate(run, num_slots, directions, True).primal
+
+
+class Scored(eqx.Module):
+    """The value with its draws held fixed, what it is credited with (of which only the derivative
+    counts), and the log probability of the draws.
+    """
+
+    value: Float[Array, "F"]
+    credit: Float[Array, "F"]
+    log_prob: Float[Array, ""]
+
+
+def scored(run: Run, baseline: Baseline) -> Scored:
+    """The derivative of `value + credit` is an unbiased estimate, and that of `log_prob` has mean
+    zero.
     """
     traced = trace(run, True)
     inputs: Sequence[Any] = [*traced.parameters, *traced.rest]
-    replayed: Replayed = replay(traced.analysis, traced.program, inputs, smooth)
-    return replayed.outputs[0], replayed.log_prob
+    anchor = jax.random.key_data(run.key)
+    of_others = lambda value: baseline(value, anchor)
+    replayed = replay(traced.analysis, traced.program, inputs, of_others)
+    return Scored(replayed.outputs[0], replayed.credits[0], replayed.log_prob)
+
+
+def smoothed(run: Run) -> Float[Array, "F"]:
+    """The value, whose draws pass on the derivative of their mean."""
+    traced = trace(run, True)
+    inputs: Sequence[Any] = [*traced.parameters, *traced.rest]
+    return smooth(traced.analysis, traced.program, inputs)[0]
 
 
 def jacobian(
-    function: Callable[[PyTree], Float[Array, "N"]], theta: PyTree, reverse: bool
-) -> tuple[Float[Array, "N"], Float[Array, "P N"]]:
-    """A vector-valued function of the parameters and its derivative, by JAX."""
+    function: Callable[[PyTree], tuple[Float[Array, "N"], Any]], theta: PyTree, reverse: bool
+) -> tuple[Any, Float[Array, "P N"]]:
+    """Of a function that returns a vector and something else: that, and the vector's derivative by
+    JAX.
+    """
     flat, unravel = ravel_pytree(theta)
+    of_flat = lambda flat: function(unravel(flat))
     if reverse:
-        value, pull = jax.vjp(lambda flat: function(unravel(flat)), flat)
-        rows = [pull(row)[0] for row in jnp.eye(value.size, dtype=value.dtype)]
-        return value, jnp.stack(rows, axis=1)
-    along = lambda direction: jax.jvp(lambda flat: function(unravel(flat)), (flat,), (direction,))
-    value, slopes = jax.vmap(along, out_axes=(None, 0))(jnp.eye(flat.size, dtype=flat.dtype))
-    return value, slopes
+        vector, pull, other = jax.vjp(of_flat, flat, has_aux=True)
+        rows = [pull(row)[0] for row in jnp.eye(vector.size, dtype=vector.dtype)]
+        return other, jnp.stack(rows, axis=1)
+    along = lambda direction: jax.jvp(of_flat, (flat,), (direction,), has_aux=True)[1:]
+    slopes, other = jax.vmap(along, out_axes=(0, None))(jnp.eye(flat.size, dtype=flat.dtype))
+    return other, slopes

@@ -4,6 +4,7 @@ without bias.
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable
@@ -30,11 +31,9 @@ from .estimators import (
     Found,
     Runs,
     disagreement,
-    joined,
     notes,
-    pilot_size,
-    what_pays,
 )
+from .pilot import find
 
 
 class Expectation(Differentiable):
@@ -51,6 +50,9 @@ class Expectation(Differentiable):
         self.estimator = Alternatives(alternatives) if estimator is None else estimator
         self.of_many = Combined(alternatives) if estimator is None else estimator
         self.num_chains = num_replicates
+        # Whether many replicates may be put together, for a report of them alone.
+        self.grouped = False
+        self._found_out: dict[Any, tuple[bool, Callable[[Array], PyTree]]] = {}
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", repr(self.program))
@@ -97,11 +99,11 @@ class Expectation(Differentiable):
                 "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
                 " instead."
             )
-        reverse = self._backward(run)
+        reverse, unflatten = self._known(run)
 
         def advance(number: int, *_):
             keys = jax.random.split(round_key(run.key, number), self.num_chains)
-            return None, find(self.of_many, Runs(run, keys, reverse))
+            return None, find(self.of_many, Runs(run, keys, reverse), self.grouped)
 
         def round_of(number: int) -> Round:
             once = functools.partial(advance, number)
@@ -110,14 +112,19 @@ class Expectation(Differentiable):
         results = (course or Course()).follow(round_of)
         found = results[0] if len(results) == 1 else _pooled(results)
         return RunChains(
-            jax.vmap(run.unflatten(), in_axes=-1),
+            jax.vmap(unflatten, in_axes=-1),
             run.theta,
             found.value,
             found.jacobian,
             (),
-            notes=(*notes(self.of_many, found), f"{found.value.shape[-1]:,} replicates"),
+            notes=(*notes(self.of_many, found), _counted(found)),
             warnings=disagreement(found),
         )
+
+    def _reported(self, *arguments):
+        alone = copy.copy(self)
+        alone.grouped = True
+        return super(Expectation, alone)._reported(*arguments)
 
     def _by_surrogate(self, run: Run, estimator: Estimator, count: int):
         """The values of replicates, replicates last; a single one has the key itself."""
@@ -139,6 +146,22 @@ class Expectation(Differentiable):
         arrays, rest = eqx.partition((run.theta, run.key, (run.args, run.options)), eqx.is_array)
         probe = lambda arrays: function(*eqx.combine(arrays, rest))
         return compat.closes_over_tracers(probe, arrays)
+
+    def _known(self, run: Run) -> tuple[bool, Callable[[Array], PyTree]]:
+        """Whether JAX goes backward, and the result's form: found out once for arguments of the
+        same form, as `jax.jit` traces once.
+        """
+        arrays, rest = eqx.partition(run, eqx.is_array)
+        leaves, structure = jax.tree.flatten(arrays)
+        forms = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        static, static_structure = jax.tree.flatten(rest)
+        key = (structure, forms, tuple(static), static_structure)
+        try:
+            if key not in self._found_out:
+                self._found_out[key] = (self._backward(run), run.unflatten())
+            return self._found_out[key]
+        except TypeError:  # Not hashable.
+            return self._backward(run), run.unflatten()
 
     def _backward(self, run: Run) -> bool:
         """Whether JAX goes backward: with many parameters, unless a `while_loop` is in the way."""
@@ -163,11 +186,17 @@ class Expectation(Differentiable):
         return Run(self.program, theta, key, args, options)
 
 
+def _counted(found: Found) -> str:
+    count, group = found.value.shape[-1], found.group
+    together = f" in {count:,} groups" if group > 1 else ""
+    return f"{count * group:,} replicates{together}"
+
+
 def _pooled(rounds: list[Found]) -> Found:
     """The replicates of several rounds; what the others would have had is told of the first."""
     join = lambda parts: jnp.concatenate(parts, axis=-1)
     value, slope = (join([getattr(one, name) for one in rounds]) for name in ("value", "jacobian"))
-    return Found(value, slope, rounds[0].others)
+    return Found(value, slope, rounds[0].others, rounds[0].group)
 
 
 def _no_checkpoint() -> NoReturn:
@@ -175,21 +204,6 @@ def _no_checkpoint() -> NoReturn:
         "`checkpoint=...` is for chains: a run of a `sad` program is too short to be interrupted."
         " Keep the reports of several runs, with keys of their own."
     )
-
-
-def find(estimator: Estimator, runs: Runs) -> Found:
-    """Each replicate's value and derivative; after a pilot, if there are many."""
-    size = pilot_size(estimator, runs.keys.shape[0])
-    if size is None or not isinstance(estimator, Combined):
-        return _find(estimator, runs)
-    pilot = _find(estimator, Runs(runs.run, runs.keys[:size], runs.reverse))
-    rest = Runs(runs.run, runs.keys[size:], runs.reverse)
-    return joined(pilot, _find(what_pays(estimator, runs, pilot), rest))
-
-
-@eqx.filter_jit
-def _find(estimator: Estimator, runs: Runs) -> Found:
-    return estimator.find(runs)
 
 
 def expectation(

@@ -1,0 +1,108 @@
+"""Combination: estimates with coefficients that are fitted on other replicates."""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# With fewer there is nothing to fit on.
+LEAST_REPLICATES = 32
+# A control for each of so many replicates: more would be fitted to noise.
+_PER_CONTROL = 16
+
+
+class ScoreParts(eqx.Module):
+    """Of each replicate: the value, the estimate of its derivative by the score, and the score
+    itself, which has mean zero.
+    """
+
+    value: Float[Array, "F C"]
+    slope: Float[Array, "P F C"]
+    score: Float[Array, "P C"]
+
+
+def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Float[Array, "P F C"]:
+    """`A + a (G − A) + Σ_q b_q S_q` of least variance, A by alternatives, G by the score, S the
+    score itself; `G + Σ_q b_q S_q` without alternatives. Whatever is fitted for one half of the
+    replicates comes from the other half alone.
+    """
+    half = parts.slope.shape[-1] // 2
+    take = lambda where: jax.tree.map(lambda array: array[..., where], (parts, alternatives))
+    one, other = take(slice(0, half)), take(slice(half, None))
+    return jnp.concatenate([_fitted(*one, *other), _fitted(*other, *one)], axis=-1)
+
+
+def _fitted(
+    parts: ScoreParts,
+    alternatives: Float[Array, "P F C"] | None,
+    others: ScoreParts,
+    other_alternatives: Float[Array, "P F D"] | None,
+) -> Float[Array, "P F C"]:
+    """With coefficients from other replicates. First whatever the score explains is taken out of
+    A and of G − A, then what is left of the one that the other explains.
+    """
+    base, other_base = parts.slope, others.slope
+    if alternatives is not None and other_alternatives is not None:
+        base, other_base = alternatives, other_alternatives
+    explained = _explained(others.score, other_base)
+    base, other_base = (
+        _less(explained, scores.score, array)
+        for scores, array in ((parts, base), (others, other_base))
+    )
+    if alternatives is None or other_alternatives is None:
+        return base
+    difference, other_difference = parts.slope - alternatives, others.slope - other_alternatives
+    explained = _explained(others.score, other_difference)
+    difference = _less(explained, parts.score, difference)
+    other_difference = _less(explained, others.score, other_difference)
+    covariance = _covariance(other_base, other_difference)
+    variance = _covariance(other_difference, other_difference)
+    share = _ratio(covariance, variance) * _varies(other_alternatives)
+    return base - share[..., None] * difference
+
+
+def _explained(score: Float[Array, "P D"], base: Float[Array, "P F D"]) -> Float[Array, "P F Q"]:
+    """The coefficients of the scores that explain most of each entry of `base`: of all parameters'
+    scores, or with many parameters of its own alone (Q = 1).
+    """
+    count, size = score.shape
+    still = score - jnp.mean(score, axis=-1, keepdims=True)
+    with_base = jnp.einsum("qd,pfd->pfq", still, base - jnp.mean(base, axis=-1, keepdims=True))
+    if count * _PER_CONTROL > size:
+        own = jnp.einsum("pfp->pf", with_base)
+        found = _ratio(own, jnp.sum(still**2, axis=-1)[:, None])[..., None]
+    else:
+        # Each score in its own units, and a hint of ridge: where two are one, either will do.
+        unit = jnp.sqrt(jnp.sum(still**2, axis=-1))
+        unit = jnp.where(unit > 0, unit, 1.0)
+        alike = (still / unit[:, None]) @ (still / unit[:, None]).T + 1e-4 * jnp.eye(count)
+        found = jnp.linalg.solve(alike, (with_base / unit).reshape(-1, count).T).T
+        found = found.reshape(with_base.shape) / unit
+    return found * _varies(base)[..., None]
+
+
+def _less(
+    coefficients: Float[Array, "P F Q"], score: Float[Array, "P C"], base: Float[Array, "P F C"]
+) -> Float[Array, "P F C"]:
+    if coefficients.shape[-1] == 1:
+        return base - coefficients * score[:, None]
+    return base - jnp.einsum("pfq,qc->pfc", coefficients, score)
+
+
+def _varies(base: Float[Array, "P F D"]) -> Array:
+    """Whether more than rounding does: what has no variance is left as it is."""
+    mean, size = jnp.mean(base, axis=-1), jnp.finfo(base.dtype).eps * math.sqrt(base.shape[-1])
+    return _covariance(base, base) > (size * mean) ** 2
+
+
+def _covariance(a: Float[Array, "P F D"], b: Float[Array, "P F D"]) -> Float[Array, "P F"]:
+    still = lambda array: array - jnp.mean(array, axis=-1, keepdims=True)
+    return jnp.mean(still(a) * still(b), axis=-1)
+
+
+def _ratio(covariance: Array, variance: Array) -> Array:
+    return jnp.where(variance > 0, covariance / jnp.where(variance > 0, variance, 1.0), 0.0)
