@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
-from ._sharding import check_mesh
+from ._sharding import Hosts, check_shares
 from .bar import Bar
 from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
 from .comparison import Comparison, candidates, compared, measure
@@ -38,11 +38,18 @@ from .simulation import (
     Progress,
     Simulation,
     advance,
+    at_home,
     flatten,
     joined,
     run,
 )
 from .until import Stopping, Until, until_of
+
+
+_RUN_AGAIN = (
+    "Start the same script again on all hosts, or on fewer: with `checkpoint=...` it goes on from"
+    " there, without one from the beginning."
+)
 
 
 class Differentiable(ABC):
@@ -51,6 +58,11 @@ class Differentiable(ABC):
     """
 
     num_chains: int
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices that share the chains, if several do."""
+        return None
 
     def __call__(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
         """The value, averaged over chains. `jit`, `grad`, `jvp`, `vmap` and their nestings
@@ -141,10 +153,13 @@ class Differentiable(ABC):
                 "`.run` makes a report for people and cannot be traced: call the expectation itself"
                 " instead."
             )
+        hosts = Hosts(self.mesh)
         with contextlib.ExitStack() as stack:
-            store = None if place is None else stack.enter_context(Store(place))
-            bar = stack.enter_context(Bar("run", 0, progress))
-            course = Course(bar, store)
+            stack.enter_context(hosts.answering(_RUN_AGAIN))
+            hosts.refuse_different("theta, key and args of `.run`", theta, key, args)
+            store = None if place is None else stack.enter_context(Store(place, hosts))
+            bar = stack.enter_context(Bar("run", 0, progress and hosts.leads))
+            course = Course(bar, store, hosts)
             made = self._reported(theta, key, args, course, until)
             course.finish()
         if not compare:
@@ -165,7 +180,7 @@ class Differentiable(ABC):
             made = report(chains)
             if stopping is None:
                 return made
-            more = stopping.next_rounds(made, rounds)
+            more = course.hosts.agree(stopping.next_rounds(made, rounds))
             if more == rounds:
                 return stopping.said(made, rounds)
             rounds = more
@@ -247,6 +262,10 @@ class Expectation(Differentiable):
             form.jumps,
             stretched=True,
         )
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return self.simulation.mesh
 
     @property
     def num_steps(self) -> int:
@@ -340,7 +359,7 @@ def expectation(
         burn_in=_validate.count(burn_in, "burn_in=...", least=0),
         num_chains=_validate.count(num_chains, "num_chains=..."),
         lag=_validate.count(lag, "lag=...", least=0),
-        mesh=None if mesh is None else check_mesh(mesh, num_chains),
+        mesh=None if mesh is None else check_shares(mesh, num_chains),
     )
     return Expectation(simulation)
 
@@ -359,11 +378,6 @@ def _value(simulation: Simulation, theta, key, args) -> Float[Array, "F C"]:
 def _value_and_jacobian(simulation: Simulation, theta, key, args):
     observed = run(simulation, theta, key, args).observed
     return observed.value, simulation.estimator.derivative(observed.estimator, observed.value)
-
-
-@eqx.filter_jit
-def _diagnosed(simulation: Simulation, theta, key, args):
-    return _with_derivative(simulation, run(simulation, theta, key, args, diagnose=True))
 
 
 @eqx.filter_jit
@@ -402,7 +416,10 @@ def _unbegun(simulation: Simulation, theta, key, args) -> Progress:
 def _followed(simulation: Simulation, theta, key, args, course: Course):
     """Outcome and derivative of all rounds of a course."""
     loop = Loop(simulation, theta, key, args, True, True)
-    begin = _unbegun(simulation, theta, key, args)
+    # Without the mesh: what is begun on several devices may be continued on any number of them.
+    alone = dataclasses.replace(simulation, mesh=None)
+    unbegun = _unbegun(alone, theta, key, args)
+    begin = at_home(simulation, theta, key, args, unbegun)
     stretch = lambda key, first, last, progress: _advance(
         simulation, theta, key, args, jnp.int32(first), jnp.int32(last), progress
     )
@@ -410,18 +427,15 @@ def _followed(simulation: Simulation, theta, key, args, course: Course):
 
     def problem():
         blocks = (jnp.int32(0), jnp.int32(1))
-        text = lowered(_advance, simulation, theta, key, args, *blocks, begin)
+        text = lowered(_advance, alone, theta, key, args, *blocks, unbegun)
         kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
         return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
 
     def round_of(number: int) -> Round:
         own = round_key(key, number)
-        if simulation.mesh is None:
-            advance = lambda first, last, progress: stretch(own, first, last, progress)
-            return Round(loop.num_blocks, begin, form, advance, problem)
-        # On several devices a round is one stretch.
-        whole = lambda first, last, progress: (None, _diagnosed(simulation, theta, own, args))
-        return Round(1, None, form, whole, problem)
+
+        advance = lambda first, last, progress: stretch(own, first, last, progress)
+        return Round(loop.num_blocks, begin, form, advance, problem)
 
     results = course.follow(round_of)
     if len(results) == 1:

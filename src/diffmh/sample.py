@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -13,11 +14,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import not_differentiable
 from ._lowering.chains import over_chains
+from ._lowering.manual import varying
+from ._sharding import Hosts, check_shares, over_shards, placed
 from .bar import Bar
 from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .decisions import acceptances
@@ -57,6 +61,7 @@ def sample(
     block_size: int | None = None,
     progress: bool = False,
     checkpoint: Checkpoint | str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
 ) -> DataTree:
     """The states of a kernel's chains, as an ArviZ `DataTree` with `posterior` and `sample_stats`.
 
@@ -73,13 +78,15 @@ def sample(
     - `checkpoint`: a directory, or `diffmh.Checkpoint`. The draws are then written there, and what
       is returned reads them from disk when they are asked for: memory does not grow with
       `num_samples`. A run that was killed goes on from there with the same draws.
+    - `mesh`: as for `expectation`. The draws do not depend on it, and every host gets all of them.
 
     **Returns** a `DataTree`. Variables of `posterior` are named after the state's leaves (`mu`, or
     `level.0` in a nested state; `x` if the state is a single array), of shape
     `(chain, draw, *leaf)`. `sample_stats` has `acceptance_rate` since the draw before (NaN for a
     kernel without acceptances) and `lp`, the log density (of the first update's, if they differ).
 
-    **Refused**: a start of density zero; a checkpoint of other draws, or a damaged one.
+    **Refused**: a start of density zero; a checkpoint of other draws, or a damaged one, or on
+    several hosts.
 
     >>> import jax, diffmh
     >>> density = lambda theta, x: -0.5 * (x["a"] - theta) ** 2 - 0.5 * x["b"] ** 2
@@ -89,11 +96,22 @@ def sample(
     >>> dict(draws.posterior.sizes), sorted(draws.posterior.data_vars)
     ({'chain': 16, 'draw': 500}, ['a', 'b'])
     """
-    walk = _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin)
+    count = _validate.count(num_chains, "num_chains=...")
+    shared = None if mesh is None else check_shares(mesh, count, "sample(mesh=...)")
+    walk = _walk_of(kernel, theta, key, args, init, num_samples, count, burn_in, thin, shared)
     if block_size is not None:
         block_size = _validate.count(block_size, "sample(block_size=...)")
-    place = checkpoint_of(checkpoint)
-    with Bar("sample", walk.num_blocks, progress) as bar:
+    place, hosts = checkpoint_of(checkpoint), Hosts(shared)
+    if place is not None and hosts.several:
+        raise ValueError(
+            "`sample(checkpoint=...)` is for one host, and `mesh` has devices of several: leave it"
+            " out, or let each host sample chains of its own, with a key of its own."
+        )
+    with (
+        hosts.answering("Start the same script again on all hosts, or on fewer."),
+        Bar("sample", walk.num_blocks, progress and hosts.leads) as bar,
+    ):
+        hosts.refuse_different("theta, key and args of `sample`", theta, key, args)
         if place is None:
             arrays = [np.empty(shape, dtype) for shape, dtype in walk.forms]
             _fill(walk, arrays, block_size, bar)
@@ -111,6 +129,10 @@ class Walk(eqx.Module):
     key: Key[Array, ""]
     args: tuple[Any, ...]
     thin: int = eqx.field(static=True)
+
+    def share(self, keys: Key[Array, "C 2"]) -> Walk:
+        """The chains of these keys only."""
+        return dataclasses.replace(self, simulation=self.simulation.share(keys))
 
     @property
     def loop(self) -> Loop:
@@ -145,7 +167,7 @@ class Walk(eqx.Module):
         return min(by_memory, -(-self.num_blocks // _STRETCHES))
 
 
-def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin) -> Walk:
+def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
     where = "sample(kernel, theta, key, *args, ...)"
     _validate.instance(kernel, Kernel, where, "kernel")
     theta = not_differentiable(
@@ -163,7 +185,8 @@ def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, t
         ValueOnly(),
         _validate.count(_validate.count(num_samples, "num_samples=...") * thin, "num_samples=..."),
         _validate.count(burn_in, "burn_in=...", least=0),
-        _validate.count(num_chains, "num_chains=..."),
+        num_chains,
+        mesh=mesh,
     )
     if not _validate.concrete(theta, key, args):
         raise TypeError("`sample` writes draws out and cannot be traced: call it outside of `jit`.")
@@ -183,6 +206,25 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
     their start if that is block 0. Row 0 is the draw that was not complete when block `first`
     began.
     """
+    mesh = walk.simulation.mesh
+    if mesh is None:
+        return _advance_share(walk, chains, first, last, num_blocks)
+    arrays, static = eqx.partition((walk, first, last), eqx.is_array)
+
+    def on_device(keys, chains, arrays):
+        walk, first, last = eqx.combine(arrays, static)
+        return _advance_share(walk.share(keys), chains, first, last, num_blocks)
+
+    def like(keys, arrays):
+        share = eqx.combine(arrays, static)[0].share(keys)
+        return on_device(keys, share.loop.start().chains, arrays)
+
+    keys = walk.simulation.chain_keys(walk.key)
+    return over_shards(on_device, mesh, keys, arrays, like=like, carry=chains)
+
+
+@varying
+def _advance_share(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[Chain, Rows]:
     loop, simulation = walk.loop, walk.simulation
     chains = jax.lax.cond(first == 0, lambda _: loop.start().chains, lambda chains: chains, chains)
     # A window of `thin` steps may be cut at both ends; what is before the samples goes to the last.
@@ -243,6 +285,12 @@ class _Unfinished(eqx.Module):
 def _begin(walk: Walk) -> _Unfinished:
     chains = eqx.filter_eval_shape(lambda: walk.loop.start().chains)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), chains)
+    simulation = walk.simulation
+    if simulation.mesh is not None:
+        arrays, static = eqx.partition(walk, eqx.is_array)
+        like = lambda keys, arrays: eqx.combine(arrays, static).share(keys).loop.start().chains
+        keys = simulation.chain_keys(walk.key)
+        zeros = placed(zeros, like, simulation.mesh, keys, arrays)
     none = np.zeros(walk.simulation.num_chains, np.int32)
     return _Unfinished(zeros, none, none)
 
@@ -250,6 +298,7 @@ def _begin(walk: Walk) -> _Unfinished:
 def _stretch(walk: Walk, at: _Unfinished, first: int, last: int, num_blocks: int, arrays):
     """Draws the blocks from `first` to before `last` into `arrays`."""
     chains, rows = _advance(walk, at.chains, jnp.int32(first), jnp.int32(last), num_blocks)
+    rows = Hosts(walk.simulation.mesh).gathered(rows)
     low, high = walk.draws_before(first), walk.draws_before(last)
     here = slice(0, high - low)
     decisions, accepted = (np.array(count, np.int32) for count in (rows.decisions, rows.accepted))
@@ -303,6 +352,9 @@ def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) ->
 
 
 def _problem(walk: Walk, count: int) -> dict[str, str]:
+    # Without the mesh: draws begun on several devices may be continued on any number of them.
+    alone = dataclasses.replace(walk.simulation, mesh=None)
+    walk = dataclasses.replace(walk, simulation=alone)
     at = _begin(walk)
     text = lowered(_advance, walk, at.chains, jnp.int32(0), jnp.int32(1), count)
     kernel = eqx.filter((walk.simulation.kernel, walk.simulation.init), eqx.is_array)

@@ -26,7 +26,7 @@ from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
-from ._sharding import over_shards
+from ._sharding import over_shards, placed
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
 from .counts import Silent, Watch, Window
@@ -444,11 +444,19 @@ def run(
         return _run(simulation, theta, key, args, differentiate, diagnose)
     arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
 
-    def on_device(keys, arrays):
+    def loop(keys, arrays) -> Loop:
         simulation, theta, key, args = eqx.combine(arrays, static)
-        return _run(simulation.share(keys), theta, key, args, differentiate, diagnose)
+        return Loop(simulation.share(keys), theta, key, args, differentiate, diagnose)
 
-    return over_shards(on_device, simulation.mesh, simulation.chain_keys(key), arrays)
+    def on_device(keys, arrays):
+        own = loop(keys, arrays)
+        return _run(own.simulation, own.theta, own.key, own.args, differentiate, diagnose)
+
+    def like(keys, arrays):
+        own = loop(keys, arrays)
+        return own.outcome(own.start())
+
+    return over_shards(on_device, simulation.mesh, simulation.chain_keys(key), arrays, like=like)
 
 
 @varying
@@ -459,7 +467,6 @@ def _run(simulation: Simulation, theta, key, args, differentiate: bool, diagnose
     return loop.outcome(progress)
 
 
-@varying
 def advance(
     simulation: Simulation,
     theta: PyTree,
@@ -473,12 +480,46 @@ def advance(
     is block 0, with derivative and diagnosis. It is one program for every stretch, so that a run
     has the same digits however it is cut.
     """
+    if simulation.mesh is None:
+        return _advance(simulation, theta, key, args, first, last, progress)
+    given = (simulation, theta, key, args, first, last)
+    arrays, static = eqx.partition(given, eqx.is_array)
+
+    def on_device(keys, progress, arrays):
+        simulation, *rest = eqx.combine(arrays, static)
+        return _advance(simulation.share(keys), *rest, progress)
+
+    def like(keys, arrays):
+        simulation, theta, key, args, _, _ = eqx.combine(arrays, static)
+        loop = Loop(simulation.share(keys), theta, key, args, True, True)
+        progress = loop.start()
+        return progress, loop.outcome(progress)
+
+    keys = simulation.chain_keys(key)
+    return over_shards(on_device, simulation.mesh, keys, arrays, like=like, carry=progress)
+
+
+@varying
+def _advance(simulation: Simulation, theta, key, args, first, last, progress: Progress):
     loop = Loop(simulation, theta, key, args, True, True)
     start = lambda _: loop.start()
     progress = jax.lax.cond(first == 0, start, lambda progress: progress, progress)
     block = lambda index, progress: loop.block(index, progress)
     progress = jax.lax.fori_loop(first, last, block, progress)
     return progress, loop.outcome(progress)
+
+
+def at_home(simulation: Simulation, theta, key, args, progress: Progress) -> Progress:
+    """The progress of chains, each with the device that runs it."""
+    if simulation.mesh is None:
+        return progress
+    arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
+
+    def like(keys, arrays):
+        simulation, theta, key, args = eqx.combine(arrays, static)
+        return Loop(simulation.share(keys), theta, key, args, True, True).start()
+
+    return placed(progress, like, simulation.mesh, simulation.chain_keys(key), arrays)
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
