@@ -12,10 +12,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from .. import _validate
 from .._lowering.chains import over_chains
+from .._sharding import AXIS, over_shards
 from . import derivative
 from .derivative import Run
 
@@ -23,19 +25,40 @@ from .derivative import Run
 class Runs(eqx.Module):
     """The same program with a key for each of C replicates, as an estimator sees it.
 
-    `reverse` says that there are so many parameters that JAX goes backward.
+    `reverse` says that there are so many parameters that JAX goes backward; the devices of `mesh`
+    share the replicates.
     """
 
     run: Run
     keys: Any
     reverse: bool = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def each(self, function: Callable[[Run], Any]) -> Any:
         """`function` of every replicate, replicates last."""
-        one = lambda key: function(self.run.at(self.run.theta, key))
+        if self.mesh is None:
+            return self._share(self.run, self.keys, function)
+        arrays, static = eqx.partition(self.run, eqx.is_array)
+        # Devices have equal shares; what is there to fill up the last one is dropped.
+        count, num_shards = self.keys.shape[0], self.mesh.shape[AXIS]
+        filled = self.keys[jnp.arange(-(-count // num_shards) * num_shards) % count]
+        share = lambda keys, arrays: self._share(eqx.combine(arrays, static), keys, function)
+        found = over_shards(share, self.mesh, filled, arrays)
+        return jax.tree.map(lambda leaf: leaf[..., :count], found)
+
+    def _share(self, run: Run, keys: Any, function: Callable[[Run], Any]) -> Any:
+        one = lambda key: function(run.at(run.theta, key))
         if self.reverse:
-            return jax.vmap(one, out_axes=-1)(self.keys)
-        return over_chains(one)(self.keys)
+            return jax.vmap(one, out_axes=-1)(keys)
+        return over_chains(one)(keys)
+
+    def of(self, keys: Any) -> Runs:
+        """The replicates of these keys."""
+        return Runs(self.run, keys, self.reverse, self.mesh)
+
+    def at(self, theta: Any) -> Runs:
+        """The same replicates at other parameters."""
+        return Runs(self.run.at(theta), self.keys, self.reverse, self.mesh)
 
     def jacobians(self, function: Callable[[Run], Float[Array, "N"]]) -> Any:
         """Every replicate's value `(N, C)` and derivative `(P, N, C)`, by JAX."""
@@ -91,8 +114,8 @@ class Alternatives(Estimator):
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.reverse:
             return runs.each(self.backward)
-        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
-        return _linear(runs, self.find(Runs(still, runs.keys, False)))
+        still = runs.at(jax.lax.stop_gradient(runs.run.theta))
+        return _linear(runs, self.find(still))
 
     def forward(self, run: Run) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
         return derivative.forward(run, self.num_alternatives)
@@ -196,8 +219,8 @@ class Combined(Estimator):
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.keys.shape[0] < LEAST_REPLICATES:
             return Alternatives(self.num_alternatives).surrogate(runs)
-        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
-        return _linear(runs, self.find(Runs(still, runs.keys, runs.reverse)))
+        still = runs.at(jax.lax.stop_gradient(runs.run.theta))
+        return _linear(runs, self.find(still))
 
 
 LEAST_REPLICATES = 32
@@ -215,8 +238,8 @@ class Fitted(Estimator):
         return Found(parts.value, combine(parts, None), {})
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
-        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
-        return _linear(runs, self.find(Runs(still, runs.keys, runs.reverse)))
+        still = runs.at(jax.lax.stop_gradient(runs.run.theta))
+        return _linear(runs, self.find(still))
 
 
 def pilot_size(estimator: Estimator, count: int) -> int | None:
