@@ -75,7 +75,7 @@ def over_shards(
         return [leaf if mapped else leaf[None] for leaf, mapped in pairs]
 
     specs = list(map(_spec, jax.tree.leaves(form), per_chain))
-    alone = [spec if mapped else PartitionSpec(AXIS) for spec, mapped in zip(specs, per_chain)]
+    alone = [spec if mapped else PartitionSpec(AXIS) for spec, mapped in zip(specs, per_chain, strict=True)]
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
@@ -169,8 +169,8 @@ class Hosts(eqx.Module):
         if not self.several:
             return
         total = 0
-        for leaf in filter(eqx.is_array, jax.tree.leaves(trees)):
-            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        for leaf in filter(eqx.is_array_like, jax.tree.leaves(trees)):
+            is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
             words = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
             total = zlib.crc32(np.ascontiguousarray(words).tobytes(), total)
         if len(set(self.each(np.uint32(total).view(np.int32)))) > 1:
