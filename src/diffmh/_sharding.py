@@ -75,12 +75,13 @@ def over_shards(
         return [leaf if mapped else leaf[None] for leaf, mapped in pairs]
 
     specs = list(map(_spec, jax.tree.leaves(form), per_chain))
-    alone = [spec if mapped else PartitionSpec(AXIS) for spec, mapped in zip(specs, per_chain, strict=True)]
+    alone = PartitionSpec(AXIS)
+    outputs = [spec if each else alone for spec, each in zip(specs, per_chain, strict=True)]
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
         in_specs=(PartitionSpec(AXIS), specs[: len(inputs)], *(PartitionSpec() for _ in common)),
-        out_specs=alone,
+        out_specs=outputs,
         # No result is claimed to be the same on all devices: there is nothing to check.
         check_vma=False,
     )
@@ -173,7 +174,7 @@ class Hosts(eqx.Module):
             is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
             words = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
             total = zlib.crc32(np.ascontiguousarray(words).tobytes(), total)
-        if len(set(self.each(np.uint32(total).view(np.int32)))) > 1:
+        if len(set(self.each(int(np.uint32(total).view(np.int32))))) > 1:
             raise ValueError(
                 f"{what} must be the same on all hosts of `mesh`, and is not: make it in the same"
                 " way on each, or send it from one to the others."

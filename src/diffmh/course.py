@@ -110,12 +110,15 @@ class Course:
                 count = self.hosts.agree(count)
             self._tell(one, last - done)
             done = last
-            unfinished = self._store is not None and done < one.num_blocks
-            if unfinished and self.hosts.agree(self._store.due):
-                whole = jax.tree.leaves(self.hosts.gathered(progress))
-                leaves = [np.asarray(leaf) for leaf in whole]
-                self._save(_Place(part, number, done, leaves))
+            if self._store is not None and done < one.num_blocks:
+                self._keep(self._store, part, number, done, progress)
         return self.hosts.gathered(result)
+
+    def _keep(self, store: Store, part: int, number: int, done: int, progress: PyTree) -> None:
+        """A checkpoint in the middle of a round, if it is time for one."""
+        if self.hosts.agree(store.due):
+            leaves = map(np.asarray, jax.tree.leaves(self.hosts.gathered(progress)))
+            self._save(_Place(part, number, done, list(leaves)))
 
     def _tell(self, one: Round, blocks: int) -> None:
         self._blocks_done += blocks

@@ -45,7 +45,6 @@ from .simulation import (
 )
 from .until import Stopping, Until, until_of
 
-
 _RUN_AGAIN = (
     "Start the same script again on all hosts, or on fewer: with `checkpoint=...` it goes on from"
     " there, without one from the beginning."
@@ -381,9 +380,9 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 
 
 @eqx.filter_jit
-def _advance(simulation: Simulation, theta, key, args, first, last, progress: Progress):
-    progress, outcome = advance(simulation, theta, key, args, first, last, progress)
-    return progress, _with_derivative(simulation, outcome)
+def _advance(loop: Loop, progress: Progress, first, last):
+    progress, outcome = advance(loop, progress, first, last)
+    return progress, _with_derivative(loop.simulation, outcome)
 
 
 def _with_derivative(simulation: Simulation, outcome: Outcome):
@@ -407,34 +406,33 @@ def _with_derivative(simulation: Simulation, outcome: Outcome):
 
 
 @eqx.filter_jit
-def _unbegun(simulation: Simulation, theta, key, args) -> Progress:
+def _unbegun(loop: Loop) -> Progress:
     """Zeros in the form of a run's progress."""
-    form = eqx.filter_eval_shape(Loop(simulation, theta, key, args, True, True).start)
+    form = eqx.filter_eval_shape(loop.start)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
 
 
 def _followed(simulation: Simulation, theta, key, args, course: Course):
     """Outcome and derivative of all rounds of a course."""
-    loop = Loop(simulation, theta, key, args, True, True)
+    loop_with = lambda key: Loop(simulation, theta, key, args, True, True)
+    loop = loop_with(key)
     # Without the mesh: what is begun on several devices may be continued on any number of them.
-    alone = dataclasses.replace(simulation, mesh=None)
-    unbegun = _unbegun(alone, theta, key, args)
-    begin = at_home(simulation, theta, key, args, unbegun)
-    stretch = lambda key, first, last, progress: _advance(
-        simulation, theta, key, args, jnp.int32(first), jnp.int32(last), progress
-    )
-    form = lambda: eqx.filter_eval_shape(lambda: stretch(key, 0, 1, begin)[1])
+    alone = dataclasses.replace(loop, simulation=dataclasses.replace(simulation, mesh=None))
+    unbegun = _unbegun(alone)
+    begin = at_home(loop, Loop.start, unbegun)
+    blocks = (jnp.int32(0), jnp.int32(1))
+    form = lambda: eqx.filter_eval_shape(lambda: _advance(loop, begin, *blocks)[1])
 
     def problem():
-        blocks = (jnp.int32(0), jnp.int32(1))
-        text = lowered(_advance, alone, theta, key, args, *blocks, unbegun)
+        text = lowered(_advance, alone, unbegun, *blocks)
         kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
         return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
 
     def round_of(number: int) -> Round:
-        own = round_key(key, number)
-
-        advance = lambda first, last, progress: stretch(own, first, last, progress)
+        own = loop_with(round_key(key, number))
+        advance = lambda first, last, progress: _advance(
+            own, progress, jnp.int32(first), jnp.int32(last)
+        )
         return Round(loop.num_blocks, begin, form, advance, problem)
 
     results = course.follow(round_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -21,13 +22,13 @@ from . import _admission, _trees, _validate
 from ._differentiable import not_differentiable
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
-from ._sharding import Hosts, check_shares, over_shards, placed
+from ._sharding import Hosts, check_shares
 from .bar import Bar
 from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .decisions import acceptances
 from .estimators import ValueOnly
 from .kernel import Kernel
-from .simulation import Chain, Loop, Simulation
+from .simulation import Chain, Loop, Simulation, at_home, shared_out
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -130,10 +131,6 @@ class Walk(eqx.Module):
     args: tuple[Any, ...]
     thin: int = eqx.field(static=True)
 
-    def share(self, keys: Key[Array, "C 2"]) -> Walk:
-        """The chains of these keys only."""
-        return dataclasses.replace(self, simulation=self.simulation.share(keys))
-
     @property
     def loop(self) -> Loop:
         return Loop(self.simulation, self.theta, self.key, self.args, False)
@@ -206,37 +203,25 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
     their start if that is block 0. Row 0 is the draw that was not complete when block `first`
     began.
     """
-    mesh = walk.simulation.mesh
-    if mesh is None:
-        return _advance_share(walk, chains, first, last, num_blocks)
-    arrays, static = eqx.partition((walk, first, last), eqx.is_array)
-
-    def on_device(keys, chains, arrays):
-        walk, first, last = eqx.combine(arrays, static)
-        return _advance_share(walk.share(keys), chains, first, last, num_blocks)
-
-    def like(keys, arrays):
-        share = eqx.combine(arrays, static)[0].share(keys)
-        return on_device(keys, share.loop.start().chains, arrays)
-
-    keys = walk.simulation.chain_keys(walk.key)
-    return over_shards(on_device, mesh, keys, arrays, like=like, carry=chains)
+    share = functools.partial(_advance_share, thin=walk.thin, num_blocks=num_blocks)
+    like = lambda loop, *blocks: share(loop, loop.start().chains, *blocks)
+    return shared_out(share, walk.loop, first, last, like=like, carry=chains)
 
 
 @varying
-def _advance_share(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[Chain, Rows]:
-    loop, simulation = walk.loop, walk.simulation
+def _advance_share(loop: Loop, chains: Chain, first, last, *, thin: int, num_blocks: int):
+    simulation = loop.simulation
     chains = jax.lax.cond(first == 0, lambda _: loop.start().chains, lambda chains: chains, chains)
     # A window of `thin` steps may be cut at both ends; what is before the samples goes to the last.
-    size = num_blocks * loop.block_steps // walk.thin + 2
+    size = num_blocks * loop.block_steps // thin + 2
     # States of the support, not zeros: the log density is asked of all rows.
     empty = lambda leaf: jnp.broadcast_to(leaf, (size + 1, *leaf.shape))
     none = jnp.zeros((size + 1, simulation.num_chains), int)
     rows = Rows(jax.tree.map(empty, chains.state.x), none, none)
-    offset = jnp.maximum(first * loop.block_steps - simulation.burn_in, 0) // walk.thin
+    offset = jnp.maximum(first * loop.block_steps - simulation.burn_in, 0) // thin
 
     def block(index, carry):
-        parameters = loop.parameters(jax.random.fold_in(walk.key, index))
+        parameters = loop.parameters(jax.random.fold_in(loop.key, index))
         noise = loop.block_noise(index)
         begin = index * loop.block_steps
         end = jnp.minimum(begin + loop.block_steps, simulation.num_steps)
@@ -250,7 +235,7 @@ def _advance_share(walk: Walk, chains: Chain, first, last, num_blocks: int) -> t
             chains, (made, taken) = over_chains(one)(
                 chains, jax.tree.map(lambda leaf: leaf[i], noise)
             )
-            place = (begin + i - simulation.burn_in) // walk.thin - offset
+            place = (begin + i - simulation.burn_in) // thin - offset
             place = jnp.where(begin + i < simulation.burn_in, size, place)
             put = lambda rows, leaf: rows.at[place].set(leaf)
             return chains, Rows(
@@ -262,7 +247,7 @@ def _advance_share(walk: Walk, chains: Chain, first, last, num_blocks: int) -> t
         return jax.lax.fori_loop(0, end - begin, step, carry)
 
     chains, rows = jax.lax.fori_loop(first, last, block, (chains, rows))
-    density = lambda x: simulation.kernel.updates()[0].log_density(walk.theta, x, *walk.args)
+    density = lambda x: simulation.kernel.updates()[0].log_density(loop.theta, x, *loop.args)
     lp = jax.lax.map(over_chains(density), rows.x)
     return chains, Rows(rows.x, rows.decisions, rows.accepted, lp)
 
@@ -285,12 +270,7 @@ class _Unfinished(eqx.Module):
 def _begin(walk: Walk) -> _Unfinished:
     chains = eqx.filter_eval_shape(lambda: walk.loop.start().chains)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), chains)
-    simulation = walk.simulation
-    if simulation.mesh is not None:
-        arrays, static = eqx.partition(walk, eqx.is_array)
-        like = lambda keys, arrays: eqx.combine(arrays, static).share(keys).loop.start().chains
-        keys = simulation.chain_keys(walk.key)
-        zeros = placed(zeros, like, simulation.mesh, keys, arrays)
+    zeros = at_home(walk.loop, lambda loop: loop.start().chains, zeros)
     none = np.zeros(walk.simulation.num_chains, np.int32)
     return _Unfinished(zeros, none, none)
 
