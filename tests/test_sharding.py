@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import pathlib
+import re
+import socket
 import subprocess
 import sys
 
@@ -91,3 +93,28 @@ def test_chains_that_cannot_be_shared_out():
     mesh = Mesh(np.array(jax.devices()[:1] * 3), ("chains",))
     with pytest.raises(ValueError, match="`num_chains=8` must be a multiple of the 3 devices"):
         check_shares(mesh, 8)
+
+
+PAGE = (HERE.parent / "docs" / "devices.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_code_of_the_page():
+    """In order; where it speaks of several hosts, as the only one of them."""
+    assert len(BLOCKS) == 3
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    who = f"coordinator, num_processes, process_id = {address!r}, 1, 0\n"
+    connect, _ = BLOCKS[2].split("mesh =", 1)
+    # A process joins the others before it does anything else, and once.
+    lines = ["import os, jax\n", who, connect, *BLOCKS[:2], BLOCKS[2].removeprefix(connect)]
+    lines.append("print(value, gradient, draws.posterior.sizes['chain'], replicates.value)")
+    code = "".join(lines)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    value, gradient, chains, share = map(float, done.stdout.splitlines()[-1].split())
+    assert abs(value - 0.5) < 0.1 and abs(gradient - 1.0) < 0.2
+    assert chains == 64 and abs(share - 0.3) < 0.25
