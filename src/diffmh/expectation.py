@@ -421,7 +421,7 @@ def _followed(simulation: Simulation, theta, key, args, course: Course):
     unbegun = _unbegun(alone)
     begin = at_home(loop, Loop.start, unbegun)
     blocks = (jnp.int32(0), jnp.int32(1))
-    form = lambda: eqx.filter_eval_shape(lambda: _advance(loop, begin, *blocks)[1])
+    form = lambda: eqx.filter_eval_shape(_advance, loop, begin, *blocks)[1]
 
     def problem():
         text = lowered(_advance, alone, unbegun, *blocks)
