@@ -21,6 +21,7 @@ import diffmh
 from diffmh import course
 from diffmh.bar import Bar
 from diffmh.models import gaussian, mixture
+from diffmh.simulation import Loop
 
 expectation = sys.modules["diffmh.expectation"]
 KEY = jax.random.key(0)
@@ -36,14 +37,14 @@ def stretch_overhead(mean: diffmh.Expectation) -> float:
     differ by less than a shared machine's times scatter.
     """
     simulation, _, theta, key, args = mean._admit(0.5, KEY, ())
-    given = (simulation, theta, key, args)
-    begin, nowhere = expectation._unbegun(*given), jax.numpy.int32(1)
+    loop = Loop(simulation, theta, key, args, True, True)
+    begin, nowhere = expectation._unbegun(loop), jax.numpy.int32(1)
     best = float("inf")
     screen, sys.stderr = sys.stderr, Screen()
     with Bar("run", 10**6, True) as bar:
         for i in range(100):
             began = time.perf_counter()
-            jax.block_until_ready(expectation._advance(*given, nowhere, nowhere, begin))
+            jax.block_until_ready(expectation._advance(loop, begin, nowhere, nowhere))
             bar.reached(i)
             best = min(best, time.perf_counter() - began)
     sys.stderr = screen

@@ -1,18 +1,22 @@
-"""What `tests/test_sharding.py` runs with some number of devices: numbers by name, as JSON."""
+"""What `tests/test_sharding.py` runs with some number of devices: numbers by name, as JSON. With
+the argument `mistake`, chains that get their keys from their device.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 import diffmh
-from diffmh._sharding import over_shards
+from diffmh import sad
+from diffmh._sharding import check_mesh, over_shards
+from diffmh.simulation import Simulation
 
-MESH = Mesh(np.array(jax.devices()), ("chains",))
+MESH = jax.make_mesh((jax.device_count(),), ("chains",))
 KEY = jax.random.key(0)
 
 
@@ -20,16 +24,40 @@ def start(key):
     return jax.random.normal(key)
 
 
+KERNEL = diffmh.MetropolisHastings(
+    lambda theta, x, scale: -0.5 * ((x - theta) / scale) ** 2, diffmh.GaussianWalk(2.38)
+)
 MEAN = diffmh.expectation(
     lambda theta, x, scale: jnp.stack([x, theta * x**2]),
-    diffmh.MetropolisHastings(
-        lambda theta, x, scale: -0.5 * ((x - theta) / scale) ** 2, diffmh.GaussianWalk(2.38)
-    ),
+    KERNEL,
     init=start,
     num_samples=10,
     num_chains=8,
     mesh=MESH,
 )
+
+
+def drawn(mesh):
+    options = {"init": start, "num_samples": 5, "num_chains": 8, "thin": 2, "burn_in": 3}
+    tree = diffmh.sample(KERNEL, 0.5, KEY, 1.2, mesh=mesh, **options)
+    stats = tree.sample_stats
+    return [tree.posterior.x.values, stats.acceptance_rate.values, stats.lp.values]
+
+
+def program(theta, key):
+    """A short walk whose steps depend on where it is."""
+
+    def step(total, key):
+        up = sad.bernoulli(key, jax.nn.sigmoid(theta[0] * total - theta[1]))
+        return total + up.astype(float), None
+
+    return jax.lax.scan(step, 0.0, jax.random.split(key, 3))[0]
+
+
+def replicates(mesh):
+    """As many as cannot be shared out evenly."""
+    report = sad.run(program, jnp.array([0.5, 0.2]), KEY, num_replicates=42, mesh=mesh)
+    return [report.value, report.value_error, report.gradient, report.gradient_error]
 
 
 def draws(keys, common):
@@ -46,13 +74,26 @@ def results():
         "gradients": gradients(jnp.array([0.5, -0.5]), KEY, 1.2),
         "report": [report.value, report.value_error, report.gradient, report.gradient_error],
         "effective samples": report.effective_samples,
-        **over_shards(draws, MESH, jax.random.split(KEY, 8), 2.0),
+        "draws": drawn(MESH),
+        "sad": replicates(MESH),
+        **over_shards(draws, check_mesh(MESH), jax.random.split(KEY, 8), 2.0),
     }
 
 
+def mistaken():
+    share = Simulation.share
+
+    def same_on_every_device(self, keys):
+        anew = jax.vmap(jax.random.split)(jax.random.split(KEY, keys.shape[0]))
+        return share(self, anew)
+
+    Simulation.share = same_on_every_device
+    return {"each chain": MEAN.per_chain(0.5, KEY, 1.2)}
+
+
 if __name__ == "__main__":
-    assert len(jax.devices()) == MESH.size
     plain = lambda value: np.concatenate(
         [np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(value)]
     ).tolist()
-    print(json.dumps({name: plain(value) for name, value in results().items()}))
+    computed = mistaken() if sys.argv[1:] == ["mistake"] else results()
+    print(json.dumps({name: plain(value) for name, value in computed.items()}))

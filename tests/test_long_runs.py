@@ -142,8 +142,8 @@ def test_a_resumed_run_does_not_begin_anew(tmp_path, monkeypatch):
     steps, advance = [], expectation._advance
 
     def counted(*given):
-        if concrete(*given[4:6]):
-            steps.append((int(given[4]), int(given[5])))
+        if concrete(*given[2:4]):
+            steps.append((int(given[2]), int(given[3])))
         return advance(*given)
 
     counted.lower = advance.lower

@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ._sharding import Hosts
+
 # The newest is what a run goes on from; the one before it is for a disk that lied.
 _KEPT = 2
 _UNFINISHED, _LOCK = (".orbax-checkpoint-tmp", ".deleted"), "lock"
@@ -101,13 +103,24 @@ def restored(leaves: Sequence[np.ndarray], like: PyTree) -> PyTree:
             return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(form))
         return jnp.asarray(leaf, form.dtype).reshape(form.shape)
 
-    return structure.unflatten(map(one, leaves, forms))
+    return structure.unflatten(
+        _on_devices_of(one(leaf, form), form) for leaf, form in zip(leaves, forms, strict=True)
+    )
+
+
+def _on_devices_of(leaf: Any, form: Any) -> Any:
+    """Where `form` is shared out over devices, so is the array."""
+    shared = isinstance(form, jax.Array) and len(form.sharding.device_set) > 1
+    return jax.device_put(leaf, form.sharding) if shared else leaf
 
 
 class Store:
-    """A directory of checkpoints, held by one process; used as a context manager."""
+    """A directory of checkpoints, held by one process; used as a context manager. Of several hosts
+    that work together the first writes, and all read.
+    """
 
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, checkpoint: Checkpoint, hosts: Hosts | None = None):
+        self.hosts = hosts or Hosts()
         self.directory = pathlib.Path(checkpoint.directory).absolute()
         self.seconds = checkpoint.seconds
         self._last = time.monotonic()
@@ -120,6 +133,29 @@ class Store:
 
     def __enter__(self) -> Store:
         self._orbax = _orbax()
+        if not self.hosts.several:
+            return self._opened()
+        opened, failure = 0, None
+        if self.hosts.leads:
+            try:
+                opened = bool(self._opened())
+            except Exception as error:
+                failure = error
+        opened = self.hosts.agree(opened)
+        if failure is not None:
+            raise failure
+        if not opened:
+            raise RuntimeError(f"{self.name}: the first host could not open it; it says why.")
+        newest = max(self.numbers(), default=0) if self.directory.is_dir() else -1
+        if len(set(self.hosts.each(newest))) > 1:
+            self.__exit__()
+            raise RuntimeError(
+                f"{self.name}: not all hosts see the same files there. Give a directory of a file"
+                " system that they share."
+            )
+        return self
+
+    def _opened(self) -> Store:
         self._refuse_foreign_files()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -137,7 +173,8 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def due(self) -> bool:
@@ -174,6 +211,8 @@ class Store:
 
     def save(self, problem: dict[str, str], groups: Mapping[str, Sequence[Any]]) -> None:
         """A new checkpoint beside those that are there; the oldest go once it is whole."""
+        if not self.hosts.leads:
+            return
         groups = {name: [plain(leaf) for leaf in leaves] for name, leaves in groups.items()}
         about = {
             "problem": problem,
@@ -257,7 +296,12 @@ def _orbax() -> Any:
         ) from None
     # What it has to say of its own doings at each checkpoint is not for our users.
     logging.getLogger("absl").setLevel(max(logging.ERROR, logging.getLogger("absl").level))
-    return ocp.StandardCheckpointer()
+    # Each process by itself: whether others take part is ours to say.
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"diffmh{own}"
+    )
+    return ocp.StandardCheckpointer(multiprocessing_options=alone)
 
 
 def _locked(path: pathlib.Path) -> Any:

@@ -68,6 +68,10 @@ class Composition(Differentiable):
             unflatten, theta, value, jacobian, tuple(o for run in runs for o in run.outcomes)
         )
 
+    @property
+    def mesh(self):
+        return next((e.mesh for e in self.expectations if e.mesh is not None), None)
+
     def _with_keys(self, key):
         _validate.typed_key(key)
         keys = (

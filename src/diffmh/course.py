@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
+from ._sharding import Hosts
 from .bar import Bar
 from .checkpoint import Store, restored
 
@@ -50,8 +51,10 @@ class _Place(eqx.Module):
 class Course:
     """Follows the rounds of all parts of a run, and remembers their results."""
 
-    def __init__(self, bar: Bar | None = None, store: Store | None = None):
-        self.num_rounds = 1
+    def __init__(
+        self, bar: Bar | None = None, store: Store | None = None, hosts: Hosts | None = None
+    ):
+        self.num_rounds, self.hosts = 1, hosts or Hosts()
         self._bar, self._store = bar, store
         self._results: dict[int, list[PyTree]] = {}
         self._read: dict[int, list[list[np.ndarray]]] = {}
@@ -93,6 +96,8 @@ class Course:
         if place is not None and (place.part, place.number) == (part, number):
             progress, done = restored(place.leaves, one.begin), place.block
         watched = self._store is not None or (self._bar is not None and self._bar.shown)
+        # Who waits for a clock of its own loses the others: the first host's counts.
+        watched = self.hosts.agree(watched)
         count = 1 if watched else one.num_blocks
         while done < one.num_blocks:
             last = min(done + count, one.num_blocks)
@@ -102,13 +107,18 @@ class Course:
                 jax.block_until_ready(result)
                 # A stretch that had to be compiled tells nothing of how long the next will be.
                 count = min(4 * count, one.num_blocks) if _short(began) else count
+                count = self.hosts.agree(count)
             self._tell(one, last - done)
             done = last
-            if self._store is not None and self._store.due:
-                leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(progress)]
-                if done < one.num_blocks:
-                    self._save(_Place(part, number, done, leaves))
-        return result
+            if self._store is not None and done < one.num_blocks:
+                self._keep(self._store, part, number, done, progress)
+        return self.hosts.gathered(result)
+
+    def _keep(self, store: Store, part: int, number: int, done: int, progress: PyTree) -> None:
+        """A checkpoint in the middle of a round, if it is time for one."""
+        if self.hosts.agree(store.due):
+            leaves = map(np.asarray, jax.tree.leaves(self.hosts.gathered(progress)))
+            self._save(_Place(part, number, done, list(leaves)))
 
     def _tell(self, one: Round, blocks: int) -> None:
         self._blocks_done += blocks

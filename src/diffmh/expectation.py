@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import differentiable, differentiable_both_ways, not_differentiable
-from ._sharding import check_mesh
+from ._sharding import Hosts, check_shares
 from .bar import Bar
 from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
 from .comparison import Comparison, candidates, compared, measure
@@ -38,6 +38,7 @@ from .simulation import (
     Progress,
     Simulation,
     advance,
+    at_home,
     flatten,
     joined,
     pulled,
@@ -46,6 +47,11 @@ from .simulation import (
 )
 from .until import Stopping, Until, until_of
 
+_RUN_AGAIN = (
+    "Start the same script again on all hosts, or on fewer: with `checkpoint=...` it goes on from"
+    " there, without one from the beginning."
+)
+
 
 class Differentiable(ABC):
     """A function `(theta, key, *args)` of expectations that `jax.grad` differentiates, and that
@@ -53,6 +59,11 @@ class Differentiable(ABC):
     """
 
     num_chains: int
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices that share the chains, if several do."""
+        return None
 
     def __call__(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
         """The value, averaged over chains. `jit`, `grad`, `jvp`, `vmap` and their nestings
@@ -143,10 +154,13 @@ class Differentiable(ABC):
                 "`.run` makes a report for people and cannot be traced: call the expectation itself"
                 " instead."
             )
+        hosts = Hosts(self.mesh)
         with contextlib.ExitStack() as stack:
-            store = None if place is None else stack.enter_context(Store(place))
-            bar = stack.enter_context(Bar("run", 0, progress))
-            course = Course(bar, store)
+            stack.enter_context(hosts.answering(_RUN_AGAIN))
+            hosts.refuse_different("theta, key and args of `.run`", theta, key, args)
+            store = None if place is None else stack.enter_context(Store(place, hosts))
+            bar = stack.enter_context(Bar("run", 0, progress and hosts.leads))
+            course = Course(bar, store, hosts)
             made = self._reported(theta, key, args, course, until)
             course.finish()
         if not compare:
@@ -167,7 +181,7 @@ class Differentiable(ABC):
             made = report(chains)
             if stopping is None:
                 return made
-            more = stopping.next_rounds(made, rounds)
+            more = course.hosts.agree(stopping.next_rounds(made, rounds))
             if more == rounds:
                 return stopping.said(made, rounds)
             rounds = more
@@ -251,6 +265,10 @@ class Expectation(Differentiable):
             form.jumps,
             stretched=True,
         )
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return self.simulation.mesh
 
     @property
     def num_steps(self) -> int:
@@ -349,7 +367,7 @@ def expectation(
         burn_in=_validate.count(burn_in, "burn_in=...", least=0),
         num_chains=_validate.count(num_chains, "num_chains=..."),
         lag=_validate.count(lag, "lag=...", least=0),
-        mesh=None if mesh is None else check_mesh(mesh, num_chains),
+        mesh=None if mesh is None else check_shares(mesh, num_chains),
     )
     return Expectation(simulation)
 
@@ -393,14 +411,9 @@ def _value_and_jacobian(simulation: Simulation, theta, key, args):
 
 
 @eqx.filter_jit
-def _diagnosed(simulation: Simulation, theta, key, args):
-    return _with_derivative(simulation, run(simulation, theta, key, args, diagnose=True))
-
-
-@eqx.filter_jit
-def _advance(simulation: Simulation, theta, key, args, first, last, progress: Progress):
-    progress, outcome = advance(simulation, theta, key, args, first, last, progress)
-    return progress, _with_derivative(simulation, outcome)
+def _advance(loop: Loop, progress: Progress, first, last):
+    progress, outcome = advance(loop, progress, first, last)
+    return progress, _with_derivative(loop.simulation, outcome)
 
 
 def _with_derivative(simulation: Simulation, outcome: Outcome):
@@ -426,35 +439,34 @@ def _with_derivative(simulation: Simulation, outcome: Outcome):
 
 
 @eqx.filter_jit
-def _unbegun(simulation: Simulation, theta, key, args) -> Progress:
+def _unbegun(loop: Loop) -> Progress:
     """Zeros in the form of a run's progress."""
-    form = eqx.filter_eval_shape(Loop(simulation, theta, key, args, True, True).start)
+    form = eqx.filter_eval_shape(loop.start)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
 
 
 def _followed(simulation: Simulation, theta, key, args, course: Course):
     """Outcome and derivative of all rounds of a course."""
-    loop = Loop(simulation, theta, key, args, True, True)
-    begin = _unbegun(simulation, theta, key, args)
-    stretch = lambda key, first, last, progress: _advance(
-        simulation, theta, key, args, jnp.int32(first), jnp.int32(last), progress
-    )
-    form = lambda: eqx.filter_eval_shape(lambda: stretch(key, 0, 1, begin)[1])
+    loop_with = lambda key: Loop(simulation, theta, key, args, True, True)
+    loop = loop_with(key)
+    # Without the mesh: what is begun on several devices may be continued on any number of them.
+    alone = dataclasses.replace(loop, simulation=dataclasses.replace(simulation, mesh=None))
+    unbegun = _unbegun(alone)
+    begin = at_home(loop, Loop.start, unbegun)
+    blocks = (jnp.int32(0), jnp.int32(1))
+    form = lambda: eqx.filter_eval_shape(_advance, loop, begin, *blocks)[1]
 
     def problem():
-        blocks = (jnp.int32(0), jnp.int32(1))
-        text = lowered(_advance, simulation, theta, key, args, *blocks, begin)
+        text = lowered(_advance, alone, unbegun, *blocks)
         kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
         return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
 
     def round_of(number: int) -> Round:
-        own = round_key(key, number)
-        if simulation.mesh is None:
-            advance = lambda first, last, progress: stretch(own, first, last, progress)
-            return Round(loop.num_blocks, begin, form, advance, problem)
-        # On several devices a round is one stretch.
-        whole = lambda first, last, progress: (None, _diagnosed(simulation, theta, own, args))
-        return Round(1, None, form, whole, problem)
+        own = loop_with(round_key(key, number))
+        advance = lambda first, last, progress: _advance(
+            own, progress, jnp.int32(first), jnp.int32(last)
+        )
+        return Round(loop.num_blocks, begin, form, advance, problem)
 
     results = course.follow(round_of)
     if len(results) == 1:

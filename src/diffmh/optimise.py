@@ -120,6 +120,11 @@ def optimise(
     _refuse_unless_optimizer(optimizer)
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     place = checkpoint_of(checkpoint)
+    if place is not None and jax.process_count() > 1:
+        raise ValueError(
+            "`optimise(checkpoint=...)` is for one host: several would go on from iterates of their"
+            " own. Keep `theta` yourself, or give the checkpoint to `.run`."
+        )
     step = eqx.Partial(_step, objective, optimizer, maximise)
     with contextlib.ExitStack() as stack:
         store = None if place is None else stack.enter_context(Store(place))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -13,17 +15,20 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from . import _admission, _trees, _validate
 from ._differentiable import not_differentiable
 from ._lowering.chains import over_chains
+from ._lowering.manual import varying
+from ._sharding import Hosts, check_shares
 from .bar import Bar
 from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .decisions import acceptances
 from .estimators import ValueOnly
 from .kernel import Kernel
-from .simulation import Chain, Loop, Simulation
+from .simulation import Chain, Loop, Simulation, at_home, shared_out
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -57,6 +62,7 @@ def sample(
     block_size: int | None = None,
     progress: bool = False,
     checkpoint: Checkpoint | str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
 ) -> DataTree:
     """The states of a kernel's chains, as an ArviZ `DataTree` with `posterior` and `sample_stats`.
 
@@ -73,13 +79,15 @@ def sample(
     - `checkpoint`: a directory, or `diffmh.Checkpoint`. The draws are then written there, and what
       is returned reads them from disk when they are asked for: memory does not grow with
       `num_samples`. A run that was killed goes on from there with the same draws.
+    - `mesh`: as for `expectation`. The draws do not depend on it, and every host gets all of them.
 
     **Returns** a `DataTree`. Variables of `posterior` are named after the state's leaves (`mu`, or
     `level.0` in a nested state; `x` if the state is a single array), of shape
     `(chain, draw, *leaf)`. `sample_stats` has `acceptance_rate` since the draw before (NaN for a
     kernel without acceptances) and `lp`, the log density (of the first update's, if they differ).
 
-    **Refused**: a start of density zero; a checkpoint of other draws, or a damaged one.
+    **Refused**: a start of density zero; a checkpoint of other draws, or a damaged one, or on
+    several hosts.
 
     >>> import jax, diffmh
     >>> density = lambda theta, x: -0.5 * (x["a"] - theta) ** 2 - 0.5 * x["b"] ** 2
@@ -89,11 +97,22 @@ def sample(
     >>> dict(draws.posterior.sizes), sorted(draws.posterior.data_vars)
     ({'chain': 16, 'draw': 500}, ['a', 'b'])
     """
-    walk = _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin)
+    count = _validate.count(num_chains, "num_chains=...")
+    shared = None if mesh is None else check_shares(mesh, count, "sample(mesh=...)")
+    walk = _walk_of(kernel, theta, key, args, init, num_samples, count, burn_in, thin, shared)
     if block_size is not None:
         block_size = _validate.count(block_size, "sample(block_size=...)")
-    place = checkpoint_of(checkpoint)
-    with Bar("sample", walk.num_blocks, progress) as bar:
+    place, hosts = checkpoint_of(checkpoint), Hosts(shared)
+    if place is not None and hosts.several:
+        raise ValueError(
+            "`sample(checkpoint=...)` is for one host, and `mesh` has devices of several: leave it"
+            " out, or let each host sample chains of its own, with a key of its own."
+        )
+    with (
+        hosts.answering("Start the same script again on all hosts, or on fewer."),
+        Bar("sample", walk.num_blocks, progress and hosts.leads) as bar,
+    ):
+        hosts.refuse_different("theta, key and args of `sample`", theta, key, args)
         if place is None:
             arrays = [np.empty(shape, dtype) for shape, dtype in walk.forms]
             _fill(walk, arrays, block_size, bar)
@@ -145,7 +164,7 @@ class Walk(eqx.Module):
         return min(by_memory, -(-self.num_blocks // _STRETCHES))
 
 
-def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin) -> Walk:
+def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
     where = "sample(kernel, theta, key, *args, ...)"
     _validate.instance(kernel, Kernel, where, "kernel")
     theta = not_differentiable(
@@ -163,7 +182,8 @@ def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, t
         ValueOnly(),
         _validate.count(_validate.count(num_samples, "num_samples=...") * thin, "num_samples=..."),
         _validate.count(burn_in, "burn_in=...", least=0),
-        _validate.count(num_chains, "num_chains=..."),
+        num_chains,
+        mesh=mesh,
     )
     if not _validate.concrete(theta, key, args):
         raise TypeError("`sample` writes draws out and cannot be traced: call it outside of `jit`.")
@@ -183,18 +203,25 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
     their start if that is block 0. Row 0 is the draw that was not complete when block `first`
     began.
     """
-    loop, simulation = walk.loop, walk.simulation
+    share = functools.partial(_advance_share, thin=walk.thin, num_blocks=num_blocks)
+    like = lambda loop, *blocks: share(loop, loop.start().chains, *blocks)
+    return shared_out(share, walk.loop, first, last, like=like, carry=chains)
+
+
+@varying
+def _advance_share(loop: Loop, chains: Chain, first, last, *, thin: int, num_blocks: int):
+    simulation = loop.simulation
     chains = jax.lax.cond(first == 0, lambda _: loop.start().chains, lambda chains: chains, chains)
     # A window of `thin` steps may be cut at both ends; what is before the samples goes to the last.
-    size = num_blocks * loop.block_steps // walk.thin + 2
+    size = num_blocks * loop.block_steps // thin + 2
     # States of the support, not zeros: the log density is asked of all rows.
     empty = lambda leaf: jnp.broadcast_to(leaf, (size + 1, *leaf.shape))
     none = jnp.zeros((size + 1, simulation.num_chains), int)
     rows = Rows(jax.tree.map(empty, chains.state.x), none, none)
-    offset = jnp.maximum(first * loop.block_steps - simulation.burn_in, 0) // walk.thin
+    offset = jnp.maximum(first * loop.block_steps - simulation.burn_in, 0) // thin
 
     def block(index, carry):
-        parameters = loop.parameters(jax.random.fold_in(walk.key, index))
+        parameters = loop.parameters(jax.random.fold_in(loop.key, index))
         noise = loop.block_noise(index)
         begin = index * loop.block_steps
         end = jnp.minimum(begin + loop.block_steps, simulation.num_steps)
@@ -208,7 +235,7 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
             chains, (made, taken) = over_chains(one)(
                 chains, jax.tree.map(lambda leaf: leaf[i], noise)
             )
-            place = (begin + i - simulation.burn_in) // walk.thin - offset
+            place = (begin + i - simulation.burn_in) // thin - offset
             place = jnp.where(begin + i < simulation.burn_in, size, place)
             put = lambda rows, leaf: rows.at[place].set(leaf)
             return chains, Rows(
@@ -220,7 +247,7 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
         return jax.lax.fori_loop(0, end - begin, step, carry)
 
     chains, rows = jax.lax.fori_loop(first, last, block, (chains, rows))
-    density = lambda x: simulation.kernel.updates()[0].log_density(walk.theta, x, *walk.args)
+    density = lambda x: simulation.kernel.updates()[0].log_density(loop.theta, x, *loop.args)
     lp = jax.lax.map(over_chains(density), rows.x)
     return chains, Rows(rows.x, rows.decisions, rows.accepted, lp)
 
@@ -243,6 +270,7 @@ class _Unfinished(eqx.Module):
 def _begin(walk: Walk) -> _Unfinished:
     chains = eqx.filter_eval_shape(lambda: walk.loop.start().chains)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), chains)
+    zeros = at_home(walk.loop, lambda loop: loop.start().chains, zeros)
     none = np.zeros(walk.simulation.num_chains, np.int32)
     return _Unfinished(zeros, none, none)
 
@@ -250,6 +278,7 @@ def _begin(walk: Walk) -> _Unfinished:
 def _stretch(walk: Walk, at: _Unfinished, first: int, last: int, num_blocks: int, arrays):
     """Draws the blocks from `first` to before `last` into `arrays`."""
     chains, rows = _advance(walk, at.chains, jnp.int32(first), jnp.int32(last), num_blocks)
+    rows = Hosts(walk.simulation.mesh).gathered(rows)
     low, high = walk.draws_before(first), walk.draws_before(last)
     here = slice(0, high - low)
     decisions, accepted = (np.array(count, np.int32) for count in (rows.decisions, rows.accepted))
@@ -303,6 +332,9 @@ def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) ->
 
 
 def _problem(walk: Walk, count: int) -> dict[str, str]:
+    # Without the mesh: draws begun on several devices may be continued on any number of them.
+    alone = dataclasses.replace(walk.simulation, mesh=None)
+    walk = dataclasses.replace(walk, simulation=alone)
     at = _begin(walk)
     text = lowered(_advance, walk, at.chains, jnp.int32(0), jnp.int32(1), count)
     kernel = eqx.filter((walk.simulation.kernel, walk.simulation.init), eqx.is_array)

@@ -26,7 +26,7 @@ from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
-from ._sharding import over_shards, summed_over_shards
+from ._sharding import over_shards, placed, summed_over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
 from .counts import Silent, Watch, Window
@@ -174,6 +174,10 @@ class Loop(eqx.Module):
     args: tuple[Any, ...]
     differentiate: bool = eqx.field(static=True)
     diagnose: bool = eqx.field(static=True, default=False)
+
+    def share(self, keys: Key[Array, "C 2"]) -> Loop:
+        """The chains of these keys only."""
+        return dataclasses.replace(self, simulation=self.simulation.share(keys))
 
     @property
     def one(self) -> PyTree:
@@ -548,40 +552,33 @@ def run(
     """Runs the chains for `burn_in + num_samples` steps and averages over the last
     `num_samples`; each device of the mesh, if there is one, runs its share of them.
     """
-    if simulation.mesh is None:
-        return _run(simulation, theta, key, args, differentiate, diagnose)
-    arrays, static = eqx.partition((simulation, theta, key, args), eqx.is_array)
-
-    def on_device(keys, arrays):
-        simulation, theta, key, args = eqx.combine(arrays, static)
-        return _run(simulation.share(keys), theta, key, args, differentiate, diagnose)
-
-    return over_shards(on_device, simulation.mesh, simulation.chain_keys(key), arrays)
-
-
-@varying
-def _run(simulation: Simulation, theta, key, args, differentiate: bool, diagnose: bool) -> Outcome:
     loop = Loop(simulation, theta, key, args, differentiate, diagnose)
-    block = lambda index, progress: loop.block(index, progress)
-    progress = jax.lax.fori_loop(0, loop.num_blocks, block, loop.start())
-    return loop.outcome(progress)
+    return shared_out(_run, loop, like=lambda loop: loop.outcome(loop.start()))
 
 
 @varying
+def _run(loop: Loop) -> Outcome:
+    block = lambda index, progress: loop.block(index, progress)
+    return loop.outcome(jax.lax.fori_loop(0, loop.num_blocks, block, loop.start()))
+
+
 def advance(
-    simulation: Simulation,
-    theta: PyTree,
-    key: Key[Array, ""],
-    args: tuple[Any, ...],
-    first: Int[Array, ""],
-    last: Int[Array, ""],
-    progress: Progress,
+    loop: Loop, progress: Progress, first: Int[Array, ""], last: Int[Array, ""]
 ) -> tuple[Progress, Outcome]:
     """Takes the chains through the blocks from `first` to before `last`, from their start if that
-    is block 0, with derivative and diagnosis. It is one program for every stretch, so that a run
-    has the same digits however it is cut.
+    is block 0. It is one program for every stretch, so that a run has the same digits however it
+    is cut.
     """
-    loop = Loop(simulation, theta, key, args, True, True)
+
+    def like(loop: Loop, *_):
+        progress = loop.start()
+        return progress, loop.outcome(progress)
+
+    return shared_out(_advance, loop, first, last, like=like, carry=progress)
+
+
+@varying
+def _advance(loop: Loop, progress: Progress, first, last) -> tuple[Progress, Outcome]:
     start = lambda _: loop.start()
     progress = jax.lax.cond(first == 0, start, lambda progress: progress, progress)
     block = lambda index, progress: loop.block(index, progress)
@@ -626,6 +623,49 @@ def _pull(simulation: Simulation, theta, key, args, cotangent: Float[Array, "F C
     begin = eqx.tree_at(lambda progress: progress.chains.memory.cotangent, loop.start(), cotangent)
     block = lambda index, progress: loop.block(index, progress)
     return loop.outcome(jax.lax.fori_loop(0, loop.num_blocks, block, begin)).gathered
+
+
+def shared_out(
+    function: Callable[..., PyTree],
+    loop: Loop,
+    *more: Any,
+    like: Callable[..., PyTree],
+    carry: PyTree = None,
+) -> PyTree:
+    """`function(loop, carry, *more)`, or without a carry `function(loop, *more)`; each device of
+    the mesh, if there is one, has a loop of its share of the chains. What is carried is in the form
+    of the first result, and `like(loop, *more)` has the results' form.
+    """
+    mesh = loop.simulation.mesh
+    if mesh is None:
+        return function(loop, *(() if carry is None else (carry,)), *more)
+    arrays, static = eqx.partition((loop, more), eqx.is_array)
+
+    def share(keys, arrays):
+        loop, more = eqx.combine(arrays, static)
+        return loop.share(keys), more
+
+    def on_device(keys, *given):
+        *carried, arrays = given
+        own, more = share(keys, arrays)
+        return function(own, *carried, *more)
+
+    def form(keys, arrays):
+        own, more = share(keys, arrays)
+        return like(own, *more)
+
+    keys = loop.simulation.chain_keys(loop.key)
+    return over_shards(on_device, mesh, keys, arrays, like=form, carry=carry)
+
+
+def at_home(loop: Loop, like: Callable[[Loop], PyTree], tree: PyTree) -> PyTree:
+    """Arrays in the form of `like(loop)`, each chain's with the device that runs it."""
+    mesh = loop.simulation.mesh
+    if mesh is None:
+        return tree
+    arrays, static = eqx.partition(loop, eqx.is_array)
+    form = lambda keys, arrays: like(eqx.combine(arrays, static).share(keys))
+    return placed(tree, form, mesh, loop.simulation.chain_keys(loop.key), arrays)
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:

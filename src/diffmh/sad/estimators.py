@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -12,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from .. import _validate
 from .._lowering.chains import over_chains
+from .._sharding import shared_evenly
 from . import derivative
 from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
@@ -26,25 +29,36 @@ class Runs(eqx.Module):
     """The same program with a key for each of C replicates, as an estimator sees it.
 
     `reverse` says that there are so many parameters that JAX goes backward; then `group` replicates
-    at a time have one derivative, that of their mean: nobody needs it of each.
+    at a time have one derivative, that of their mean: nobody needs it of each. The devices of
+    `mesh` share the replicates.
     """
 
     run: Run
     keys: Any
     reverse: bool = eqx.field(static=True)
     group: int = eqx.field(static=True, default=1)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     @property
     def baseline(self) -> Baseline:
         """Of a value in the middle of a replicate's run, its mean over the others."""
         return baseline(1 if self.group == 1 else 2)
 
+    def of(self, keys: Any, group: int = 1) -> Runs:
+        """The replicates of these keys."""
+        return dataclasses.replace(self, keys=keys, group=group)
+
+    def still(self) -> Runs:
+        """The same replicates, through which nothing is differentiated."""
+        return dataclasses.replace(self, run=self.run.at(jax.lax.stop_gradient(self.run.theta)))
+
     def each(self, function: Callable[[Run], Any]) -> Any:
         """`function` of every replicate, replicates last."""
         one = lambda key: function(self.run.at(self.run.theta, key))
+        keys = shared_evenly(self.keys, self.mesh)
         if self.reverse:
-            return jax.vmap(one, out_axes=-1)(self.keys)
-        return over_chains(one)(self.keys)
+            return jax.vmap(one, out_axes=-1)(keys)
+        return over_chains(one)(keys)
 
     def jacobians(self, function: Callable[[Run], tuple[Float[Array, "N"], Any]]) -> Any:
         """Of a function that returns a vector and something else: that, and the vector's
@@ -56,7 +70,8 @@ class Runs(eqx.Module):
                 self.run.theta,
                 True,
             )
-            return jax.vmap(of_group, out_axes=-1)(self.keys.reshape(-1, self.group))
+            groups = shared_evenly(self.keys.reshape(-1, self.group), self.mesh)
+            return jax.vmap(of_group, out_axes=-1)(groups)
         return self.each(
             lambda run: derivative.jacobian(
                 lambda theta: function(run.at(theta)), run.theta, self.reverse
@@ -115,8 +130,7 @@ class Alternatives(Estimator):
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.reverse:
             return runs.each(self.backward(runs))
-        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
-        return _linear(runs, self.find(Runs(still, runs.keys, False)))
+        return _linear(runs, self.find(runs.still()))
 
     def forward(self, run: Run) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
         return derivative.forward(run, self.num_alternatives)
@@ -203,8 +217,7 @@ class Combined(Estimator):
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.keys.shape[0] < LEAST_REPLICATES:
             return Alternatives(self.num_alternatives).surrogate(runs)
-        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
-        return _linear(runs, self.find(Runs(still, runs.keys, runs.reverse)))
+        return _linear(runs, self.find(runs.still()))
 
 
 class Fitted(Estimator):
@@ -217,8 +230,7 @@ class Fitted(Estimator):
         return Found(parts.value, combine(parts, None), {}, runs.group)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
-        still = runs.run.at(jax.lax.stop_gradient(runs.run.theta))
-        return _linear(runs, self.find(Runs(still, runs.keys, runs.reverse)))
+        return _linear(runs, self.find(runs.still()))
 
 
 class Smooth(Estimator):

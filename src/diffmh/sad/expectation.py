@@ -13,12 +13,14 @@ from typing import Any, NoReturn
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate
 from .._differentiable import differentiable, differentiable_by
 from .._lowering import compat
 from .._lowering.chains import mapped_over_chains
+from .._sharding import check_mesh
 from ..course import Course, Round, round_key
 from ..expectation import Differentiable
 from ..report import Report, RunChains
@@ -45,6 +47,7 @@ class Expectation(Differentiable):
         estimator: Estimator | None,
         alternatives: int,
         num_replicates: int,
+        mesh: Mesh | None = None,
     ):
         self.program = program
         self.estimator = Alternatives(alternatives) if estimator is None else estimator
@@ -53,6 +56,7 @@ class Expectation(Differentiable):
         # Whether many replicates may be put together, for a report of them alone.
         self.grouped = False
         self._found_out: dict[Any, tuple[bool, Callable[[Array], PyTree]]] = {}
+        self._mesh = mesh
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", repr(self.program))
@@ -88,6 +92,10 @@ class Expectation(Differentiable):
         return jax.vmap(run.unflatten(), in_axes=-1)(flat)
 
     @property
+    def mesh(self) -> Mesh | None:
+        return self._mesh
+
+    @property
     def num_steps(self) -> int:
         """A run of the program counts as one."""
         return self.num_chains
@@ -103,7 +111,8 @@ class Expectation(Differentiable):
 
         def advance(number: int, *_):
             keys = jax.random.split(round_key(run.key, number), self.num_chains)
-            return None, find(self.of_many, Runs(run, keys, reverse), self.grouped)
+            runs = Runs(run, keys, reverse, mesh=self.mesh)
+            return None, find(self.of_many, runs, self.grouped)
 
         def round_of(number: int) -> Round:
             once = functools.partial(advance, number)
@@ -132,7 +141,8 @@ class Expectation(Differentiable):
 
         def runs(theta, key, given):
             keys = jax.random.split(key, count) if count > 1 else key[None]
-            return Runs(Run(run.program, theta, key, *given), keys, reverse)
+            mesh = self.mesh if count > 1 else None
+            return Runs(Run(run.program, theta, key, *given), keys, reverse, mesh=mesh)
 
         value = lambda theta, key, given: runs(theta, key, given).each(lambda run: run.value())
         surrogate = lambda theta, key, given: estimator.surrogate(runs(theta, key, given))
@@ -212,6 +222,7 @@ def expectation(
     estimator: Estimator | None = None,
     alternatives: int = 1,
     num_replicates: int = 1024,
+    mesh: Mesh | None = None,
 ) -> Expectation:
     """`E[program(theta, key, *args)]` as a function `(theta, key, *args)`: one run of the program,
     whose derivative is unbiased.
@@ -226,6 +237,8 @@ def expectation(
       falls with it and the cost grows.
     - `num_replicates`: independent runs in `.run`, in `.per_chain` and under `diffmh.compose`,
       where they play the part of chains.
+    - `mesh`: a `jax.sharding.Mesh` whose axis `chains` shares out these replicates over its
+      devices, of which their numbers don't depend. A call is one run, on one device.
 
     **Returns** what `diffmh.expectation` returns: a function of `theta` (any pytree of floats),
     `key` (a typed key), `args` and keyword arguments (data) to which `jax.grad`, `jax.jvp`,
@@ -257,6 +270,7 @@ def expectation(
         estimator,
         _validate.count(alternatives, "sad.expectation(alternatives=...)"),
         _validate.count(num_replicates, "sad.expectation(num_replicates=...)"),
+        None if mesh is None else check_mesh(mesh, "sad.expectation(mesh=...)"),
     )
 
 
@@ -268,11 +282,12 @@ def run(
     num_replicates: int = 1024,
     alternatives: int = 1,
     estimator: Estimator | None = None,
+    mesh: Mesh | None = None,
     **options: Any,
 ) -> Report:
     """Runs `program(theta, key, *args)` with independent keys: a `Report` of the mean of its
     results and of their derivatives, with errors, by `sad.Combined` unless another estimator is
-    named. It says what each estimator would have had.
+    named. It says what each estimator would have had. The devices of a `mesh` share the runs.
 
     >>> import jax
     >>> from diffmh import sad
@@ -285,6 +300,6 @@ def run(
     if options:
         program = functools.partial(program, **options)
     made = expectation(
-        program, estimator=estimator, alternatives=alternatives, num_replicates=count
+        program, estimator=estimator, alternatives=alternatives, num_replicates=count, mesh=mesh
     )
     return made.run(theta, key, *args)

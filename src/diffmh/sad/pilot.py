@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._sharding import Hosts
 from .combination import LEAST_REPLICATES
 from .estimators import (
     Alternatives,
@@ -32,14 +33,14 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     """Each replicate's value and derivative, or each group's; after a pilot, if there are many."""
     count = runs.keys.shape[0]
     group = _group_size(count) if grouped and runs.reverse else 1
-    runs = Runs(runs.run, runs.keys, runs.reverse, group)
+    runs = runs.of(runs.keys, group)
     if not isinstance(estimator, Combined) or count < _MANY:
         return _find(estimator, runs)
     size = -(-max(LEAST_REPLICATES, count // _PILOT) // group) * group
     first, later = _apart(runs.keys, size)
-    pilot = _find(estimator, Runs(runs.run, first, runs.reverse))
+    pilot = Hosts(runs.mesh).gathered(_find(estimator, runs.of(first)))
     chosen = what_pays(estimator, runs.reverse, pilot)
-    rest = _find(chosen, Runs(runs.run, later, runs.reverse, group))
+    rest = _find(chosen, runs.of(later, group))
     trusted = pilot.others["alternatives"] if disagreement(pilot) else pilot.jacobian
     value, jacobian = _joined((pilot.value, trusted), (rest.value, rest.jacobian), group)
     return Found(value, jacobian, pilot.others, group)
