@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -259,7 +260,7 @@ def network(quick: bool):
     sizes, chains, samples = (16, 256, 384, 1), 256, 64 if quick else 256
     layers = [
         (jax.random.normal(jax.random.fold_in(KEY, i), (a, b)) / a**0.5, jnp.zeros(b))
-        for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False))
+        for i, (a, b) in enumerate(itertools.pairwise(sizes))
     ]
 
     def density(layers, x):

@@ -423,6 +423,8 @@ class Loop(eqx.Module):
         return jax.tree.map(room, form)
 
     def _note(self, parameters: Parameters, chain: Chain, shares) -> tuple[Chain, PyTree]:
+        if type(self.simulation.estimator).note is Estimator.note:
+            return chain, None
         at = self._observation(parameters, chain.state, chain.past)
         memory, kept = self.simulation.estimator.note(chain.memory, at, shares)
         return Chain(chain.state, chain.past, memory), kept

@@ -2,6 +2,8 @@
 asked for, and nothing of the size of parameters × outputs on the way.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,24 +196,34 @@ def test_second_derivatives_are_refused():
         jax.hessian(mean)(THETA, KEY)
 
 
-def test_mapped_and_by_a_part_of_theta(forward):
+def tilted(theta, x):
+    return theta["tilt"] * jnp.sum(x) - theta["width"] * jnp.sum(x**2)
+
+
+SIMPLE = expect(
+    lambda theta, x: theta["width"] * x[0],
+    diffmh.MetropolisHastings(tilted, diffmh.GaussianWalk(1.0)),
+    jnp.zeros(2),
+    diffmh.StochasticDerivative(births=True),
+)
+TILTED = {"tilt": jnp.array(0.5), "width": jnp.array(1.0)}
+
+
+def test_mapped_and_by_a_part_of_theta():
     """`vmap` over keys and parameters, and a derivative by one leaf of θ."""
-    mean = expect(lambda theta, x: f(theta, x)["first"])
-
-    def by_outer(outer, key):
-        return mean({**THETA, "outer": outer}, key)
-
+    by_width = lambda width, key: SIMPLE({**TILTED, "width": width}, key)
     keys = jnp.stack([jax.random.key(5), KEY])
-    thetas = jnp.stack([THETA["outer"], THETA["outer"]])
-    found = jax.jit(jax.vmap(jax.grad(by_outer)))(thetas, keys)
-    assert_same(found[1], forward[:, -1, -3:].mean(axis=0))
+    found = jax.jit(jax.vmap(jax.grad(by_width)))(jnp.ones(2), keys)
+    expected = jax.jit(jax.jacfwd(SIMPLE))(TILTED, KEY)["width"]
+    assert_same(found[1], expected)
     assert np.abs(found[0] - found[1]).max() > 1e-3
 
 
-def test_over_a_mesh(forward):
+def test_over_a_mesh():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("chains",))
-    mean = expect(lambda theta, x: f(theta, x)["first"], mesh=mesh)
-    assert_same(jax.grad(mean)(THETA, KEY)["outer"], forward[:, -1, -3:].mean(axis=0))
+    sharded = diffmh.Expectation(dataclasses.replace(SIMPLE.simulation, mesh=mesh))
+    found, expected = (jax.grad(mean)(TILTED, KEY)["tilt"] for mean in (sharded, SIMPLE))
+    assert_same(found, expected)
 
 
 def test_many_parameters_reported():

@@ -124,8 +124,8 @@ class Births(Estimator):
                 return outputs
             return jnp.sum(outputs * memory.cotangent)[None]
 
-        change = values.each_slot(change, (slots.state.x, slots.past))
-        gain = jnp.where(slots.alive[:, None], slots.weight * change, 0.0)
+        changes = values.each_slot(change, (slots.state.x, slots.past))
+        gain = jnp.where(slots.alive[:, None], slots.weight * changes, 0.0)
         counts = (shares > 0)[None, :, None]
         total = memory.total + jnp.where(counts, gain[:, None, :], 0.0).astype(memory.total.dtype)
         memory = dataclasses.replace(memory, total=total)

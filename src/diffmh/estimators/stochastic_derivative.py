@@ -39,6 +39,11 @@ class StochasticDerivative(Estimator):
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
       the estimate unbiased: `diffmh.controls`. It takes at least 4 chains to have an effect, and
       refuses `lag`.
+    - `births`: whether alternatives are followed by their births, with numbers for weights, and the
+      density is differentiated once for each birth that is kept instead of at each step
+      (`docs/benchmarks.md`): for very many parameters or outputs. `None`: above 64 parameters,
+      where the kernel allows it. Refused with one-sided weights, with `control`, and for kernels
+      whose moves depend on θ.
 
     >>> import diffmh
     >>> diffmh.StochasticDerivative(alternatives=4)
