@@ -2,6 +2,7 @@
 parameters; slots filled by different flips; and what `sad.expectation` returns.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -13,7 +14,7 @@ from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import sad
-from diffmh.sad import baseline, thinning
+from diffmh.sad import baseline, replay, thinning
 from diffmh.sad.derivative import Run
 from diffmh.sad.estimators import Runs
 
@@ -110,6 +111,90 @@ def test_mistake_a_baseline_that_the_replicate_is_part_of(monkeypatch):
     monkeypatch.setattr(baseline, "_less_own", mean_of_all)
     jax.clear_caches()
     assert is_caught(few(keys), EXACT)
+
+
+@pytest.mark.parametrize("count", [64, 2048])
+def test_combined_is_exact_where_alternatives_are(count):
+    """A draw by itself: its alternatives have no variance, and neither has the combination, with a
+    pilot or without.
+    """
+    coin = lambda p, key: 0.7 * sad.bernoulli(key, p)
+    report = sad.run(coin, 0.3, KEY, num_replicates=count)
+    np.testing.assert_allclose(report.gradient, 0.7, rtol=1e-6)
+    assert report.gradient_error < 1e-6
+
+
+def rewards(theta, key):
+    """A sum of terms, each after a draw; one of them behind a condition."""
+
+    def step(total, key):
+        up = sad.bernoulli(key, jax.nn.sigmoid(theta[0] + theta[1] * total))
+        return total + up, 1.0 * (total + up) ** 2
+
+    total, terms = jax.lax.scan(step, jnp.zeros((), int), jax.random.split(key, 6))
+    extra = jax.lax.cond(total > 3, lambda: theta[0] * total, lambda: 1.0 * total)
+    return jnp.stack([terms.sum() + extra, terms[-1]])
+
+
+def rewards_mean(theta):
+    mean, chances = jnp.zeros(2), {0: jnp.ones(())}
+    for time in range(6):
+        after = {}
+        for total, chance in chances.items():
+            p = jax.nn.sigmoid(theta[0] + theta[1] * total)
+            for up, of in ((1, p), (0, 1 - p)):
+                after[total + up] = after.get(total + up, 0.0) + chance * of
+        chances = after
+        squares = sum(chance * total**2 for total, chance in chances.items())
+        mean = mean.at[0].add(squares)
+        mean = mean.at[1].set(squares) if time == 5 else mean
+    extra = sum(c * (theta[0] * n if n > 3 else 1.0 * n) for n, c in chances.items())
+    return mean.at[0].add(extra)
+
+
+def test_each_term_is_credited_with_the_draws_before_it(monkeypatch):
+    """Unbiased, with less variance than the whole score for every term; half of the credit is
+    caught.
+    """
+    theta = jnp.array([0.2, -0.3])
+    exact = np.asarray(jax.jacobian(rewards_mean)(theta)).T
+    by_terms = found(sad.Score(), this=rewards, theta=theta).jacobian
+    assert_unbiased(np.moveaxis(np.asarray(by_terms), -1, 0), exact)
+    whole = lambda analysis, program: dataclasses.replace(
+        analysis, linear=set(program.outputs), accumulated=set()
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "by_terms", whole)
+        at_once = found(sad.Score(), this=rewards, theta=theta).jacobian
+    assert_unbiased(np.moveaxis(np.asarray(at_once), -1, 0), exact)
+    assert np.all(np.var(by_terms, axis=-1)[:, 0] < 0.8 * np.var(at_once, axis=-1)[:, 0])
+    np.testing.assert_allclose(by_terms[:, 1], at_once[:, 1], rtol=1e-3, atol=1e-3)
+    late = replay.Player.credited
+    mistaken = lambda self, atom, held, log_prob: late(
+        self, atom, held, jax.lax.stop_gradient(log_prob) + 0.5 * log_prob
+    )
+    monkeypatch.setattr(replay.Player, "credited", mistaken)
+    wrong = found(sad.Score(), this=rewards, theta=theta).jacobian
+    assert is_caught(np.moveaxis(np.asarray(wrong), -1, 0), exact)
+
+
+def test_groups_of_replicates_have_the_same_mean():
+    """Where JAX goes backward a report's derivatives are those of groups: the same in the mean as
+    of each, with the same baselines.
+    """
+    keys = jax.random.split(KEY, 64)
+    mean = lambda group: (
+        sad.Score().find(Runs(Run(program, THETA, KEY, (), {}), keys, True, group)).jacobian
+    )
+    each, groups = mean(1), mean(8)
+    assert each.shape[-1] == 64 and groups.shape[-1] == 8
+    np.testing.assert_allclose(
+        np.asarray(each).reshape(2, 2, 8, 8).mean(-1), groups, rtol=1e-3, atol=1e-3
+    )
+    wide = lambda theta, key: 1.0 * sad.bernoulli(key, jax.nn.sigmoid(theta)).sum()
+    report = sad.run(wide, jnp.zeros(20), KEY, num_replicates=1024)
+    assert "1,024 replicates in 128 groups" in str(report)
+    assert np.all(np.abs(report.gradient - 0.25) < 5 * report.gradient_error + 1e-6)
 
 
 def test_smooth_is_right_where_the_program_is_linear_and_says_how_wrong_elsewhere():

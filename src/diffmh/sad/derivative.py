@@ -26,7 +26,8 @@ from .hoist import hoisted
 from .interpreter import evaluate
 from .keys import refuse_shared
 from .refusals import refuse
-from .replay import replay, smoothed as smooth
+from .replay import replay
+from .replay import smoothed as smooth
 from .values import Value, no_alternatives
 
 # Pruning draws from the program's key folded with this number, which no split of it reaches.

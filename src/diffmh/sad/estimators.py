@@ -79,6 +79,18 @@ class Runs(eqx.Module):
         )
 
 
+def _twice(
+    function: Callable[[Run], Float[Array, "N"]],
+) -> Callable[[Run], tuple[Float[Array, "N"], Float[Array, "N"]]]:
+    """What is differentiated is the value itself."""
+
+    def both(run):
+        value = function(run)
+        return value, value
+
+    return both
+
+
 def _mean(function: Callable[[Any], Any], keys: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), jax.vmap(function)(keys))
 
@@ -122,7 +134,7 @@ class Alternatives(Estimator):
     def find(self, runs: Runs) -> Found:
         if runs.reverse:
             backward = self.backward(runs)
-            value, jacobian = runs.jacobians(lambda run: (backward(run),) * 2)
+            value, jacobian = runs.jacobians(_twice(backward))
         else:
             value, jacobian = runs.each(self.forward)
         return Found(value, jacobian, {}, runs.group)
@@ -245,7 +257,7 @@ class Smooth(Estimator):
     """
 
     def find(self, runs: Runs) -> Found:
-        value, jacobian = runs.jacobians(lambda run: (derivative.smoothed(run),) * 2)
+        value, jacobian = runs.jacobians(_twice(derivative.smoothed))
         unbiased = Combined().find(runs)
         return Found(value, jacobian, {"unbiased": unbiased.jacobian}, runs.group)
 

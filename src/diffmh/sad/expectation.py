@@ -24,6 +24,7 @@ from .._sharding import check_mesh
 from ..course import Course, Round, round_key
 from ..expectation import Differentiable
 from ..report import Report, RunChains
+from ..until import Until
 from . import derivative
 from .derivative import Run
 from .estimators import (
@@ -130,10 +131,10 @@ class Expectation(Differentiable):
             warnings=disagreement(found),
         )
 
-    def _reported(self, *arguments):
+    def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
         alone = copy.copy(self)
         alone.grouped = True
-        return super(Expectation, alone)._reported(*arguments)
+        return super(Expectation, alone)._reported(theta, key, args, course, until)
 
     def _by_surrogate(self, run: Run, estimator: Estimator, count: int):
         """The values of replicates, replicates last; a single one has the key itself."""

@@ -3,9 +3,9 @@
 Its derivative by JAX is that of the program's own path. Beside it there are two ways to account for
 the draws. The *score*: the derivative of the log probability of the draws, of which a term of the
 result is due only what was drawn before it, `(x − b) log P(draws so far)` with a baseline b: the
-term's *credit*. Or a draw passes on the derivative of its mean, as if it were that (`smooth`). Whole
-numbers that depend on draws then have a *shadow*: a float of the same value through which JAX
-differentiates.
+term's *credit*. Or a draw passes on the derivative of its mean, as if it were that (`smooth`).
+Whole numbers that depend on draws then have a *shadow*: a float of the same value through which
+JAX differentiates.
 """
 
 from __future__ import annotations

@@ -491,7 +491,9 @@ def multinomial(
     """
     p = _real(probs, "multinomial", "probs")
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
-    share = jnp.where(rest > 0, p / jnp.where(rest > 0, rest, 1.0), 0.0)
+    # Where nothing is left nothing is drawn, whatever the share.
+    some = jax.lax.stop_gradient(rest) > 0
+    share = jnp.where(some, p / jnp.where(some, rest, 1.0), 0.0)
     left = jnp.broadcast_to(jnp.asarray(n, jnp.int32), p.shape[:-1])
     keys = jax.random.split(_validate.typed_key(key), p.shape[-1])
 
