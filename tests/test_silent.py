@@ -86,6 +86,8 @@ def test_a_jump_that_moves_with_theta_is_refused_with_its_line(name):
     density, theta = MOVING[name]
     with pytest.raises(diffmh.NotDifferentiable, match=r"test_silent\.py:\d+"):
         mean_of(walk(density), init=0.5)(theta, KEY)
+    with pytest.raises(diffmh.NotDifferentiable, match=r"test_silent\.py:\d+"):
+        diffmh.trace(walk(density), theta, KEY, init=0.5, num_steps=5)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from . import _validate
+from . import _trees, _validate
 from ._continuity import Jump, moving_jumps
+from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import NotDifferentiable
-from .kernel import moves_with_theta
+from .kernel import Kernel, moves_with_theta
 from .parameters import jacobian
 from .simulation import Loop, Simulation, flatten
 
@@ -41,6 +42,26 @@ class Unflatten(eqx.Module):
         return jax.tree.unflatten(self.structure, leaves)
 
 
+class Given(eqx.Module):
+    """What chains are run from, looked over."""
+
+    theta: PyTree
+    key: Key[Array, ""]
+    args: tuple[Any, ...]
+    init: PyTree | Callable[[Key[Array, ""]], PyTree]
+
+
+def given(kernel: Any, theta: Any, key: Any, args: Any, init: Any, where: str, why: str) -> Given:
+    """Refuses what is no kernel, theta, key or start; differentiating theta is refused with `why`.
+    `where` names the function that was called.
+    """
+    _validate.instance(kernel, Kernel, where, "kernel")
+    theta = _trees.strong(not_differentiable(_validate.theta(theta), why))
+    array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
+    start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
+    return Given(theta, _validate.typed_key(key), jax.tree.map(array, args), start)
+
+
 class Admission(eqx.Module):
     """What was found out of a simulation with arguments of one form."""
 
@@ -56,16 +77,8 @@ def admit(
     """Refuses a simulation that cannot run with arguments of this form; else says what was found
     out.
     """
-    num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
-    simulation.estimator.refuse(simulation.kernel, num_parameters, simulation.lag)
-    starts = jax.eval_shape(simulation.starts, compat.forms(key))
-    _validate.state(starts, "what `init(key)` returns")
-    x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), starts)
-    theta = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
-
-    _validate.no_empty_leaves(starts, "`init`")
-    _check_densities(simulation, theta, x, args)
-    jumps = _jumps(simulation, theta, x, args)
+    x, jumps = check_densities(simulation, theta, key, args)
+    theta = compat.forms(theta)
     places = (x, x) if simulation.lag else (x,)
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, places))
@@ -83,6 +96,23 @@ def admit(
     unflatten = Unflatten(jax.tree.structure(value), shapes)
     closes_over = _closes_over_tracers(simulation, theta, key, args)
     return Admission(f_depends_on_theta, closes_over, jumps, unflatten)
+
+
+def check_densities(
+    simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]
+) -> tuple[PyTree, tuple[Jump, ...]]:
+    """Refuses densities that cannot be differentiated along a chain; else the form of a state, and
+    where they may jump.
+    """
+    num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+    simulation.estimator.refuse(simulation.kernel, num_parameters, simulation.lag)
+    starts = jax.eval_shape(simulation.starts, compat.forms(key))
+    _validate.state(starts, "what `init(key)` returns")
+    _validate.no_empty_leaves(starts, "`init`")
+    x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), starts)
+    theta = compat.forms(theta)
+    _check_scalars(simulation, theta, x, args)
+    return x, _jumps(simulation, theta, x, args)
 
 
 @eqx.filter_jit
@@ -166,7 +196,7 @@ def _jumps_of_f(simulation, theta, x, args) -> list[Jump]:
     return found
 
 
-def _check_densities(simulation, theta, x, args) -> None:
+def _check_scalars(simulation, theta, x, args) -> None:
     for update in simulation.kernel.updates():
         evaluate = lambda theta, x, update=update: _validate.numbers(
             update.log_density(theta, x, *args), "`log_density`"

@@ -16,7 +16,7 @@ from .estimators import StochasticDerivative
 from .kernel import Kernel
 from .kernels import MetropolisHastings
 from .proposals import On
-from .simulation import Simulation
+from .simulation import Simulation, nothing
 
 # All statistical tests of one check together raise a false alarm less often than this.
 _FALSE_ALARM = 5e-4
@@ -98,9 +98,7 @@ def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: 
     _validate.instance(kernel, Kernel, "check(kernel, theta, key, *args, init=...)", "kernel")
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
-    simulation = Simulation(
-        kernel, start, lambda theta, x, *args: 0.0, StochasticDerivative(), 1, 0, 1
-    )
+    simulation = Simulation(kernel, start, nothing, StochasticDerivative(), 1, 0, 1)
     updates = [update for update in kernel.updates() if isinstance(update, MetropolisHastings)]
     try:
         updates = [update.bound(theta, *args) for update in updates]

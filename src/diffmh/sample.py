@@ -18,8 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from . import _admission, _trees, _validate
-from ._differentiable import not_differentiable
+from . import _admission, _validate
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
 from ._sharding import Hosts, check_shares
@@ -28,7 +27,7 @@ from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lo
 from .decisions import acceptances
 from .estimators import ValueOnly
 from .kernel import Kernel
-from .simulation import Chain, Loop, Simulation, at_home, shared_out
+from .simulation import Chain, Loop, Simulation, at_home, nothing, shared_out
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -166,35 +165,27 @@ class Walk(eqx.Module):
 
 def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
     where = "sample(kernel, theta, key, *args, ...)"
-    _validate.instance(kernel, Kernel, where, "kernel")
-    theta = not_differentiable(
-        _validate.theta(theta),
+    why = (
         "`sample` returns draws, whose derivative by theta would silently be zero: differentiate"
-        " what `diffmh.expectation` returns.",
+        " what `diffmh.expectation` returns."
     )
-    theta, key = _trees.strong(theta), _validate.typed_key(key)
-    start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
+    given = _admission.given(kernel, theta, key, args, init, where, why)
     thin = _validate.count(thin, "sample(thin=...)")
     simulation = Simulation(
         kernel,
-        start,
-        _nothing,
+        given.init,
+        nothing,
         ValueOnly(),
         _validate.count(_validate.count(num_samples, "num_samples=...") * thin, "num_samples=..."),
         _validate.count(burn_in, "burn_in=...", least=0),
         num_chains,
         mesh=mesh,
     )
+    theta, key, args = given.theta, given.key, given.args
     if not _validate.concrete(theta, key, args):
         raise TypeError("`sample` writes draws out and cannot be traced: call it outside of `jit`.")
-    args = jax.tree.map(lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf, args)
     _admission.check_start(simulation, theta, key, args)
     return Walk(simulation, theta, key, args, thin)
-
-
-def _nothing(theta, x, *args) -> float:
-    """Draws need no f."""
-    return 0.0
 
 
 @eqx.filter_jit

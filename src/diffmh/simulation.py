@@ -108,6 +108,11 @@ class Simulation(eqx.Module):
         return parameters.evaluate(lambda *operands: flatten(self.f(*operands)), *places)
 
 
+def nothing(theta, x, *args) -> float:
+    """Paths and draws need no f."""
+    return 0.0
+
+
 def _oldest(past: Value) -> Value:
     primal = jax.tree.map(lambda leaf: leaf[-1], past.primal)
     return Value(primal, jax.tree.map(lambda leaf: leaf[:, -1], past.tangent))

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from . import _admission, _display, _trees, _validate
-from ._differentiable import not_differentiable
+from . import _admission, _display, _validate
 from .decisions import Acceptance
 from .estimators import StochasticDerivative
 from .kernel import Kernel
-from .simulation import Chain, Loop, Simulation
+from .simulation import Chain, Loop, Simulation, nothing
 
 
 class Trace(eqx.Module):
@@ -88,7 +87,8 @@ def trace(
     their weights, births, recouplings.
 
     It is the first of the chains that an `expectation` with the same kernel, key and `init`
-    averages over.
+    averages over, and is refused where that one is: for a start outside the support, or a density
+    that jumps at a place that depends on theta, whose alternatives would carry a wrong derivative.
 
     >>> import jax, diffmh
     >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
@@ -98,30 +98,22 @@ def trace(
     ((200,), (200, 1), (200, 1))
     """
     where = "trace(kernel, theta, key, *args, ...)"
-    _validate.instance(kernel, Kernel, where, "kernel")
+    why = (
+        "`trace` keeps a path to look at and is not differentiated: differentiate what"
+        " `diffmh.expectation` returns."
+    )
+    given = _admission.given(kernel, theta, key, args, init, where, why)
     estimator = StochasticDerivative() if estimator is None else estimator
     _validate.instance(estimator, StochasticDerivative, where, "estimator")
-    theta = not_differentiable(
-        _validate.theta(theta),
-        "`trace` keeps a path to look at and is not differentiated: differentiate what"
-        " `diffmh.expectation` returns.",
-    )
-    theta, key = _trees.strong(theta), _validate.typed_key(key)
-    estimator.refuse(kernel, sum(leaf.size for leaf in jax.tree.leaves(theta)), 0)
-    start = init if callable(init) else _trees.strong(_validate.state(init, "`init`"))
     num_steps = _validate.count(num_steps, "num_steps=...")
-    simulation = Simulation(kernel, start, _nothing, estimator, num_steps, 0, 1)
-    _admission.check_start(simulation, theta, key, args)
-    return _follow(simulation, theta, key, args)
-
-
-def _nothing(theta, x, *args) -> float:
-    """A path needs no f."""
-    return 0.0
+    simulation = Simulation(kernel, given.init, nothing, estimator, num_steps, 0, 1)
+    _admission.check_start(simulation, given.theta, given.key, given.args)
+    return _follow(simulation, given.theta, given.key, given.args)
 
 
 @eqx.filter_jit
 def _follow(simulation: Simulation, theta, key, args) -> Trace:
+    _admission.check_densities(simulation, theta, key, args)
     loop = Loop(simulation, theta, key, args, True)
     _, unravel = ravel_pytree(theta)
     assert isinstance(simulation.estimator, StochasticDerivative)

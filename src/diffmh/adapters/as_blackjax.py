@@ -12,7 +12,7 @@ from .. import _trees, _validate
 from ..decisions import acceptances
 from ..estimators import ValueOnly
 from ..kernel import Kernel
-from ..simulation import Chain, Loop, Simulation
+from ..simulation import Chain, Loop, Simulation, nothing
 
 
 class KernelState(NamedTuple):
@@ -49,7 +49,6 @@ def as_blackjax(kernel: Kernel, theta: PyTree, *args: Any) -> Any:
     theta = _trees.strong(_validate.theta(theta))
 
     def loop(key, position) -> Loop:
-        nothing = lambda theta, x, *args: jnp.zeros(())
         simulation = Simulation(kernel, position, nothing, ValueOnly(), 1, 0, 1)
         return Loop(simulation, theta, key, args, differentiate=False)
 
