@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from oracles import derivative, entropy, heat_capacity, ising_moments, mixture_occupancy
 from paper_models import ising, mixture
+from programs import optimised
 from unbiasedness import assert_unbiased, z_scores
 
 import diffmh
@@ -14,7 +15,7 @@ import diffmh
 def replicates(composed, theta, num_runs, seed):
     """The gradient of a composition in many independent runs."""
     keys = jax.random.split(jax.random.key(seed), num_runs)
-    return np.asarray(jax.jit(jax.vmap(jax.value_and_grad(composed), (None, 0)))(theta, keys))
+    return np.asarray(optimised(jax.vmap(jax.value_and_grad(composed), (None, 0)))(theta, keys))
 
 
 def plug_in(phi, expectation):

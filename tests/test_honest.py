@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import optimised
 from scipy.special import stdtrit
 from unbiasedness import assert_unbiased, is_caught
 
@@ -165,7 +166,7 @@ CONTROLLED = diffmh.StochasticDerivative(control="f")
 
 def runs(expectation, theta, count=2_000):
     """The gradients of independent runs, of few chains each."""
-    gradient = jax.jit(jax.vmap(jax.jacobian(expectation), (None, 0)))
+    gradient = optimised(jax.vmap(jax.jacobian(expectation), (None, 0)))
     return np.asarray(gradient(theta, jax.random.split(KEY, count)))
 
 

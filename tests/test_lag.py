@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finite_chains import log_density, random_problem, row, stacked
+from finite_chains import log_density, random_problem, row
 from oracles import derivative, transition_matrix
+from programs import each
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
@@ -42,8 +43,7 @@ def exact(problem, lag):
     return derivative(mean, problem.theta)[1]
 
 
-@eqx.filter_jit
-def _estimates(problems, keys, density, lag, alternatives, num_runs):
+def estimates(problems, lag, alternatives, density=log_density):
     def one(problem, key):
         expectation = diffmh.expectation(
             f,
@@ -51,19 +51,13 @@ def _estimates(problems, keys, density, lag, alternatives, num_runs):
             init=0,
             num_samples=STEPS,
             burn_in=BURN_IN,
-            num_chains=num_runs,
+            num_chains=4_000,
             lag=lag,
             estimator=diffmh.StochasticDerivative(alternatives=alternatives),
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
-    return jax.vmap(one)(problems, keys)
-
-
-def estimates(problems, lag, alternatives, density=log_density):
-    keys = jax.random.split(jax.random.key(lag), len(problems))
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    return np.asarray(_estimates(arrays, keys, density, lag, alternatives, 4_000))
+    return each(one, problems, lag)
 
 
 @pytest.mark.parametrize(("lag", "alternatives"), [(1, 1), (2, 2)])

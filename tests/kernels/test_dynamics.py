@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import slopes
 from quadrature import leapfrog, log_normal, phi, proposed_by_density, slope
 from unbiasedness import assert_unbiased, z_scores
 
@@ -60,7 +61,7 @@ def test_the_trajectory_alone_is_biased(name, monkeypatch):
     ignore = lambda self, weights: 0.0 * self.log_accept_gradient
     monkeypatch.setattr(diffmh.Acceptance, "flip_weight", ignore)
     kernel = make(lambda theta, x: standard(theta, x))
-    found = jax.jacfwd(lagged(kernel).per_chain)(theta, jax.random.key(21))
+    found = slopes(lagged(kernel), theta, jax.random.key(21))
     assert np.abs(z_scores(found, slope(mean, theta))).max() > 10
 
 
@@ -87,7 +88,7 @@ def normal_slopes(name, num_samples, num_chains, burn_in=40):
         burn_in=burn_in,
         num_chains=num_chains,
     )
-    return jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(25))
+    return slopes(expectation, 0.5, jax.random.key(25))
 
 
 @pytest.mark.parametrize("name", NORMAL)
@@ -137,7 +138,7 @@ def test_a_correlated_gaussian(name):
         estimator=diffmh.StochasticDerivative(alternatives=2),
     )
     theta = {"mean": jnp.zeros(5), "scale": jnp.array(scale)}
-    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(22))
+    found = slopes(expectation, theta, jax.random.key(22))
     assert_unbiased(found["mean"], np.eye(6, 5), name)
     assert_unbiased(found["scale"], np.append(np.zeros(5), 10 * scale), name)
 
@@ -209,5 +210,5 @@ def test_covariance_applies_to_the_target():
         num_chains=4_000,
         estimator=diffmh.Covariance(),
     )
-    found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(23))
+    found = slopes(expectation, 0.5, jax.random.key(23))
     assert_unbiased(found, np.array(1.0))

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 
 import diffmh
@@ -64,7 +65,7 @@ def slopes(kernel, key, num_samples, burn_in, num_chains, estimator=None):
         num_chains=num_chains,
         estimator=estimator,
     )
-    found = jax.jacfwd(expectation.per_chain)(THETA, key, *data())
+    found = programs.slopes(expectation, THETA, key, *data())
     return np.concatenate([found["mean"], found["scale"]], axis=1)
 
 

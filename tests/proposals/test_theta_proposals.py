@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finite_chains import f, log_density, random_problem, stacked
+from finite_chains import f, log_density, random_problem
 from oracles import derivative, finite_chain_mean
+from programs import each, slopes
 from quadrature import log_normal, phi, proposed_by_density, slope
 from unbiasedness import assert_unbiased, is_caught
 
@@ -51,8 +52,7 @@ def exact(problem):
     return derivative(mean, problem.theta)[1]
 
 
-@eqx.filter_jit
-def _estimates(problems, keys, density, coupling, estimator, num_runs):
+def estimates(problems, coupling=None, estimator=None, density=log_density):
     def one(problem, key):
         choose = lambda theta: diffmh.TransitionMatrix(
             proposal(theta, problem.proposal, problem.features)
@@ -62,18 +62,12 @@ def _estimates(problems, keys, density, coupling, estimator, num_runs):
             diffmh.MetropolisHastings(density, choose, coupling),
             init=0,
             num_samples=STEPS,
-            num_chains=num_runs,
+            num_chains=4_000,
             estimator=estimator,
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
-    return jax.vmap(one)(problems, keys)
-
-
-def estimates(problems, coupling=None, estimator=None, density=log_density):
-    keys = jax.random.split(jax.random.key(6), len(problems))
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    return np.asarray(_estimates(arrays, keys, density, coupling, estimator, 4_000))
+    return each(one, problems, 6)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +155,7 @@ def lagged(make, estimator=None, num_steps=3):
 @functools.cache
 def continuous(name):
     make, log_q, theta = CONTINUOUS[name]
-    found = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(7))
-    return np.asarray(found), slope(proposed_by_density(log_q), theta)
+    return slopes(lagged(make), theta, jax.random.key(7)), slope(proposed_by_density(log_q), theta)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +179,7 @@ def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
     without_flips = lambda self, weights: 0.0 * self.log_accept_gradient
     with monkeypatch.context() as patch:
         patch.setattr(diffmh.Acceptance, "flip_weight", without_flips)
-        moves = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(8))
+        moves = slopes(lagged(make), theta, jax.random.key(8))
     assert is_caught(moves, truth)
     right = diffmh.Parameters.evaluate
 
@@ -197,7 +190,7 @@ def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
         return diffmh.Value(value.primal, 0.0 * value.tangent) if is_move else value
 
     monkeypatch.setattr(diffmh.Parameters, "evaluate", without_moves)
-    flips = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(8))
+    flips = slopes(lagged(make), theta, jax.random.key(8))
     assert is_caught(flips, truth)
 
 
@@ -245,7 +238,7 @@ def test_part_of_a_mixed_state():
         lag=1,
     )
     theta = jnp.array([0.4, 1.2])
-    found = np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(10)))
+    found = slopes(expectation, theta, jax.random.key(10))
 
     def jumps(first):
         """`Σ_{i≠j} ∫ min(π(i, x) q_ij, π(j, x) q_ji) dx`."""

@@ -1,0 +1,33 @@
+"""Programs that tests share: many problems in one, and what runs longer than it compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+
+def optimised(function: Callable) -> Callable:
+    """`jax.jit(function)` for long runs: `make test` compiles without optimisations, which takes
+    less time than it costs everywhere else.
+    """
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 3})
+
+
+def slopes(expectation, theta, key, *args):
+    """The derivative of each chain, of many chains."""
+    return jax.tree.map(np.asarray, optimised(jax.jacfwd(expectation.per_chain))(theta, key, *args))
+
+
+def each(one: Callable, problems: Sequence, seed: int) -> np.ndarray:
+    """`one(problem, key)` of every problem, their numbers being arguments of one program.
+
+    One after the other: mapped at once, they would be traced with another axis, and the chains of
+    all of them leave the cache.
+    """
+    keys = jax.random.split(jax.random.key(seed), len(problems))
+    single = lambda *leaves: np.stack(leaves).astype(np.float32)
+    stacked = jax.tree.map(single, *problems)
+    run = optimised(lambda *operands: jax.lax.map(lambda operand: one(*operand), operands))
+    return np.asarray(run(stacked, keys))
