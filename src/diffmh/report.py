@@ -255,7 +255,7 @@ def mean_and_error(per_chain: Float[Any, "... C"]) -> tuple[np.ndarray, np.ndarr
 def gradient_tree(
     unflatten: Callable[[Float[Array, "F P"]], PyTree],
     theta: PyTree,
-    flat: Float[np.ndarray, "P F"],
+    flat: Float[Array | np.ndarray, "P F"],
 ) -> PyTree:
     """A flat Jacobian as f's tree of theta's trees; `unflatten` puts f's flat values, with a
     further axis, into f's form.

@@ -61,7 +61,7 @@ def test_the_trajectory_alone_is_biased(name, monkeypatch):
     ignore = lambda self, weights: 0.0 * self.log_accept_gradient
     monkeypatch.setattr(diffmh.Acceptance, "flip_weight", ignore)
     kernel = make(lambda theta, x: standard(theta, x))
-    found = slopes(lagged(kernel), theta, jax.random.key(21))
+    found = jax.jacfwd(lagged(kernel).per_chain)(theta, jax.random.key(21))
     assert np.abs(z_scores(found, slope(mean, theta))).max() > 10
 
 
@@ -88,7 +88,7 @@ def normal_slopes(name, num_samples, num_chains, burn_in=40):
         burn_in=burn_in,
         num_chains=num_chains,
     )
-    return slopes(expectation, 0.5, jax.random.key(25))
+    return jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(25))
 
 
 @pytest.mark.parametrize("name", NORMAL)
@@ -210,5 +210,5 @@ def test_covariance_applies_to_the_target():
         num_chains=4_000,
         estimator=diffmh.Covariance(),
     )
-    found = slopes(expectation, 0.5, jax.random.key(23))
+    found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(23))
     assert_unbiased(found, np.array(1.0))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean
-from programs import each, slopes
+from programs import each
 from small_tables import (
     COLUMN,
     COLUMNS,
@@ -218,7 +218,7 @@ def test_sweep_over_sites():
         f, sweep, init=jnp.zeros(sites, jnp.int8), num_samples=3, num_chains=40_000
     )
     theta = np.array([0.5, -0.25])
-    found = slopes(expectation, jnp.asarray(theta), jax.random.key(5))
+    found = jax.jacfwd(expectation.per_chain)(jnp.asarray(theta), jax.random.key(5))
     assert_unbiased(found, derivative(mean, theta)[1])
 
 

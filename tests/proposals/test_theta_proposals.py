@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from finite_chains import f, log_density, random_problem
 from oracles import derivative, finite_chain_mean
-from programs import each, slopes
+from programs import each
 from quadrature import log_normal, phi, proposed_by_density, slope
 from unbiasedness import assert_unbiased, is_caught
 
@@ -155,7 +155,8 @@ def lagged(make, estimator=None, num_steps=3):
 @functools.cache
 def continuous(name):
     make, log_q, theta = CONTINUOUS[name]
-    return slopes(lagged(make), theta, jax.random.key(7)), slope(proposed_by_density(log_q), theta)
+    found = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(7))
+    return np.asarray(found), slope(proposed_by_density(log_q), theta)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
     without_flips = lambda self, weights: 0.0 * self.log_accept_gradient
     with monkeypatch.context() as patch:
         patch.setattr(diffmh.Acceptance, "flip_weight", without_flips)
-        moves = slopes(lagged(make), theta, jax.random.key(8))
+        moves = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(8))
     assert is_caught(moves, truth)
     right = diffmh.Parameters.evaluate
 
@@ -190,7 +191,7 @@ def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
         return diffmh.Value(value.primal, 0.0 * value.tangent) if is_move else value
 
     monkeypatch.setattr(diffmh.Parameters, "evaluate", without_moves)
-    flips = slopes(lagged(make), theta, jax.random.key(8))
+    flips = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(8))
     assert is_caught(flips, truth)
 
 
@@ -238,7 +239,7 @@ def test_part_of_a_mixed_state():
         lag=1,
     )
     theta = jnp.array([0.4, 1.2])
-    found = slopes(expectation, theta, jax.random.key(10))
+    found = np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(10)))
 
     def jumps(first):
         """`Σ_{i≠j} ∫ min(π(i, x) q_ij, π(j, x) q_ji) dx`."""
