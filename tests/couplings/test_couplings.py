@@ -115,7 +115,9 @@ def proposals(proposal, coupling, draw_state, key):
 
         return jax.vmap(one)(jax.random.split(key, DRAWS))
 
-    return optimised(jax.vmap(pair))(jax.random.split(key, PAIRS))
+    # Most loops of `Maximal` reject for long.
+    jit = optimised if isinstance(coupling, diffmh.Maximal) else jax.jit
+    return jit(jax.vmap(pair))(jax.random.split(key, PAIRS))
 
 
 def stack(*states):
