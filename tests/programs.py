@@ -15,11 +15,6 @@ def optimised(function: Callable) -> Callable:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 3})
 
 
-def slopes(expectation, theta, key, *args):
-    """The derivative of each chain, of many chains."""
-    return jax.tree.map(np.asarray, optimised(jax.jacfwd(expectation.per_chain))(theta, key, *args))
-
-
 def each(one: Callable, problems: Sequence, seed: int) -> np.ndarray:
     """`one(problem, key)` of every problem, their numbers being arguments of one program.
 

@@ -2,11 +2,11 @@
 pair that is offered.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import optimised
 from scipy import stats
 
 import diffmh
@@ -90,6 +90,7 @@ EACH = [
 ]
 
 
+@eqx.filter_jit
 def proposals(proposal, coupling, draw_state, key):
     """`x'`; `y'` by the coupling with a key of its own and with the primal's; both directly;
     `y'` from `y = x`; `[x' = y']` and `min(1, q(x'|y)/q(x'|x))`: (PAIRS, DRAWS).
@@ -115,9 +116,7 @@ def proposals(proposal, coupling, draw_state, key):
 
         return jax.vmap(one)(jax.random.split(key, DRAWS))
 
-    # Most loops of `Maximal` reject for long.
-    jit = optimised if isinstance(coupling, diffmh.Maximal) else jax.jit
-    return jit(jax.vmap(pair))(jax.random.split(key, PAIRS))
+    return jax.vmap(pair)(jax.random.split(key, PAIRS))
 
 
 def stack(*states):

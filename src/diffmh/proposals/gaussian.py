@@ -162,7 +162,7 @@ class CrankNicolson(GaussianProposal):
     def __init__(self, beta: ArrayLike, scale: PyTree = 1.0, centre: PyTree = 0.0):
         self.beta = jnp.asarray(beta)
         _validate.real_dtype(self.beta.dtype, "`CrankNicolson(beta=...)`")
-        if _validate.concrete(beta) and not 0 < float(beta) <= 1:
+        if _validate.concrete(self.beta) and not 0 < float(self.beta) <= 1:
             raise ValueError(f"`CrankNicolson(beta=...)` must be in (0, 1], got {beta}.")
         prior = _checked_scale(scale, "CrankNicolson(scale=...)")
         self.scale = jax.tree.map(lambda scale: self.beta * scale, prior)
