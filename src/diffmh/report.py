@@ -28,8 +28,8 @@ class RunChains(eqx.Module):
 
     unflatten: Callable[[Float[Array | np.ndarray, "F C"]], PyTree]
     theta: PyTree
-    value: Float[Array, "F C"]
-    jacobian: Float[Array, "P F C"]
+    value: Float[Array | np.ndarray, "F C"]
+    jacobian: Float[Array | np.ndarray, "P F C"]
     outcomes: tuple[Outcome, ...]
     jumps: tuple[Jump, ...] = ()
     notes: tuple[str, ...] = ()
@@ -266,9 +266,9 @@ def gradient_tree(
     ends = np.cumsum([parameter.size for parameter in parameters])
 
     def like_theta(leaf):
-        leaf = np.asarray(leaf).reshape(num_parameters, *chains, *leaf.shape[1:])
+        leaf = np.asarray(leaf).reshape((num_parameters, *chains, *leaf.shape[1:]))
         of = lambda part, parameter: jnp.asarray(
-            np.moveaxis(part, 0, -1).reshape(*leaf.shape[1:], *parameter.shape), parameter.dtype
+            np.moveaxis(part, 0, -1).reshape((*leaf.shape[1:], *parameter.shape)), parameter.dtype
         )
         return structure.unflatten(map(of, np.split(leaf, ends[:-1]), parameters))
 

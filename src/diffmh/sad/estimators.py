@@ -53,7 +53,7 @@ class Found(eqx.Module):
 
     value: Float[Array, "F C"]
     jacobian: Float[Array, "P F C"]
-    others: dict[str, Float[Array, "P F C"]]
+    others: dict[str, Float[Array, "P F pilot"]]
 
 
 class Estimator(eqx.Module):
