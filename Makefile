@@ -7,7 +7,7 @@ PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
 # Nearly all of a test's time is compilation; without optimisation it is half.
 QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
-.PHONY: install demo demo-fast example test test-thorough lint bench bench-quick test-latest clean
+.PHONY: install demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest clean
 
 install: .venv/.installed
 
@@ -35,7 +35,11 @@ example: install
 
 test: install
 	$(QUICK) $(PYTEST) -m "not optimised"
-	$(PYTEST) -m optimised
+	$(PYTEST) -m optimised tests
+
+# Every annotation of a shape or type is checked while the suite runs.
+test-types: install
+	$(QUICK) $(PYTEST) -m "not optimised" --jaxtyping-packages=diffmh,beartype.beartype
 
 test-thorough: install
 	$(PYTEST) --thorough

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import derivative, finite_chain_mean, transition_matrix
+from programs import each
 
 import diffmh
 
@@ -66,10 +66,6 @@ def f(theta, x, base, features, values, slopes):
     return row(values + slopes * theta[0], x)
 
 
-def stacked(problems: list[Problem]) -> Problem:
-    return Problem(*(np.stack(columns) for columns in zip(*problems, strict=True)))
-
-
 COUPLINGS = (diffmh.CommonRandomNumbers(), diffmh.Independent(), diffmh.Maximal())
 
 
@@ -89,9 +85,14 @@ class OneOf(diffmh.NoiseCoupling):
         return jax.lax.select_n(self.which, *each)
 
 
-@eqx.filter_jit
-def _estimates(problems, keys, couplings, estimator, num_samples, burn_in, num_runs):
-    def one(problem, key, which):
+def estimates(
+    problems: list[Problem], seed: int, couplings, estimator, num_samples, burn_in, num_runs
+) -> np.ndarray:
+    """Derivatives by many independent runs: (problems, couplings, runs, F, P). `couplings` are
+    indices of `COUPLINGS`.
+    """
+
+    def by(which, problem, key):
         proposal = diffmh.TransitionMatrix(problem.proposal)
         kernel = diffmh.MetropolisHastings(log_density, proposal, OneOf(which))
         expectation = diffmh.expectation(
@@ -105,20 +106,10 @@ def _estimates(problems, keys, couplings, estimator, num_samples, burn_in, num_r
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
-    one_coupling = jax.vmap(one, (0, 0, None))
-    return jax.vmap(one_coupling, (None, None, 0))(problems, keys, couplings)
+    def one(problem, key):
+        return jax.lax.map(lambda which: by(which, problem, key), jnp.asarray(couplings, jnp.int32))
 
-
-def estimates(
-    problems: list[Problem], seed: int, couplings, estimator, num_samples, burn_in, num_runs
-) -> np.ndarray:
-    """Derivatives by many independent runs: (couplings, problems, runs, F, P). `couplings` are
-    indices of `COUPLINGS`.
-    """
-    keys = jax.random.split(jax.random.key(seed), len(problems))
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    which = jnp.asarray(couplings, jnp.int32)
-    return np.asarray(_estimates(arrays, keys, which, estimator, num_samples, burn_in, num_runs))
+    return each(one, problems, seed)
 
 
 def exact(problem: Problem, num_samples: int, burn_in: int) -> np.ndarray:

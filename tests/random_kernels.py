@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from programs import each
 from random_problems import Numbers
 from random_structures import Move, Part, Structure
 
@@ -187,8 +188,11 @@ THETAS = {
 }
 
 
-@eqx.filter_jit
-def _estimates(structure: Structure, problems: Numbers, keys, num_runs: int):
+def estimates(
+    structure: Structure, problems: list[Numbers], num_runs: int, seed: int = 1
+) -> np.ndarray:
+    """Values and derivatives by many runs of each problem: (problems, runs, F, 1 + P)."""
+
     def one(drawn, key):
         expectation = expectation_of(structure, drawn, num_runs)
         args = (drawn,) if structure.tables == "args" else ()
@@ -202,13 +206,4 @@ def _estimates(structure: Structure, problems: Numbers, keys, num_runs: int):
         slope, value = jax.jacfwd(flattened, has_aux=True)(drawn["theta"])
         return jnp.concatenate([value[..., None], slope], axis=-1)
 
-    return jax.vmap(one)(problems, keys)
-
-
-def estimates(
-    structure: Structure, problems: list[Numbers], num_runs: int, seed: int = 1
-) -> np.ndarray:
-    """Values and derivatives by many runs of each problem: (problems, runs, F, 1 + P)."""
-    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves), jnp.float32), *problems)
-    keys = jax.random.split(jax.random.key(seed), len(problems))
-    return np.asarray(_estimates(structure, stacked, keys, num_runs))
+    return each(one, problems, seed)

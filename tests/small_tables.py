@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import derivative, finite_chain_mean
+from programs import each
 
 import diffmh
 
@@ -56,15 +56,16 @@ def entry(table, x):
 
 
 def log_density(theta, x, base, features, values, slopes):
-    return entry(base, x) + entry(features, x) @ theta
+    return entry(base + features @ theta, x)
 
 
 def f(theta, x, base, features, values, slopes):
-    return entry(values, x) + entry(slopes, x) * theta[0]
+    return entry(values + slopes * theta[0], x)
 
 
-@eqx.filter_jit
-def _estimates(problems: Table, keys, kernel, estimator, num_samples, num_runs):
+def estimates(problems, seed, kernel, estimator=None, num_samples=5, num_runs=4_000):
+    """Derivatives by many independent runs: (problems, runs, F, P)."""
+
     def one(problem, key):
         expectation = diffmh.expectation(
             f,
@@ -76,14 +77,7 @@ def _estimates(problems: Table, keys, kernel, estimator, num_samples, num_runs):
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[1:])
 
-    return jax.vmap(one)(problems, keys)
-
-
-def estimates(problems, seed, kernel, estimator=None, num_samples=5, num_runs=4_000):
-    """Derivatives by many independent runs: (problems, runs, F, P)."""
-    keys = jax.random.split(jax.random.key(seed), len(problems))
-    stacked = Table(*(jnp.asarray(np.stack(c), jnp.float32) for c in zip(*problems, strict=True)))
-    return np.asarray(_estimates(stacked, keys, kernel, estimator, num_samples, num_runs))
+    return each(one, problems, seed)
 
 
 def conditional(log_density: np.ndarray, fixed: np.ndarray) -> np.ndarray:

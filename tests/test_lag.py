@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finite_chains import log_density, random_problem, row, stacked
+from finite_chains import log_density, random_problem, row
 from oracles import derivative, transition_matrix
+from programs import each
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
@@ -42,8 +43,9 @@ def exact(problem, lag):
     return derivative(mean, problem.theta)[1]
 
 
-@eqx.filter_jit
-def _estimates(problems, keys, density, lag, estimator, num_runs):
+def estimates(problems, lag, alternatives, density=log_density, births=None):
+    estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
+
     def one(problem, key):
         expectation = diffmh.expectation(
             f,
@@ -51,20 +53,13 @@ def _estimates(problems, keys, density, lag, estimator, num_runs):
             init=0,
             num_samples=STEPS,
             burn_in=BURN_IN,
-            num_chains=num_runs,
+            num_chains=4_000,
             lag=lag,
             estimator=estimator,
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
-    return jax.vmap(one)(problems, keys)
-
-
-def estimates(problems, lag, alternatives, density=log_density, births=None):
-    keys = jax.random.split(jax.random.key(lag), len(problems))
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
-    return np.asarray(_estimates(arrays, keys, density, lag, estimator, 4_000))
+    return each(one, problems, lag)
 
 
 @pytest.mark.parametrize(

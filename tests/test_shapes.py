@@ -1,7 +1,7 @@
 """Shapes live in annotations and are checked here: a tour of the library, `sad` included, with
 jaxtyping's annotations run by beartype.
 
-The whole suite runs so with `pytest --jaxtyping-packages=diffmh,beartype.beartype`.
+The whole suite runs so with `make test-types`.
 """
 
 import pathlib

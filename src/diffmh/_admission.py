@@ -35,9 +35,11 @@ class Unflatten(eqx.Module):
     structure: Any = eqx.field(static=True)
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
-    def __call__(self, flat: Float[Array, "F C"]) -> PyTree:
+    def __call__(self, flat: Float[Array | np.ndarray, "F C"]) -> PyTree:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
-        parts = jnp.split(flat.T, ends[:-1], axis=1)
+        # What is NumPy's stays so: JAX would compile a split for each shape.
+        split = np.split if isinstance(flat, np.ndarray) else jnp.split
+        parts = split(flat.T, ends[:-1], axis=1)
         leaves = [part.reshape(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
@@ -68,7 +70,7 @@ class Admission(eqx.Module):
     f_depends_on_theta: bool
     closes_over_tracers: bool
     jumps: tuple[Jump, ...]
-    unflatten: Callable[[Float[Array, "F C"]], PyTree]
+    unflatten: Callable[[Float[Array | np.ndarray, "F C"]], PyTree]
 
 
 def admit(

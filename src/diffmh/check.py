@@ -241,18 +241,22 @@ def _derivative(kernel, theta, args, states) -> Finding:
     return Finding(promise, False, detail)
 
 
+@eqx.filter_jit
+def _both_ways(proposal, key, states) -> tuple[Array, Array]:
+    """`log q(x'|x)` and `log q(x|x')` of moves from each state."""
+    many = jax.tree.map(lambda leaf: jnp.repeat(leaf, 64, axis=0), states)
+    new = jax.vmap(proposal.sample)(jax.random.split(key, 64 * _PAIRS), many)
+    log_prob = jax.vmap(proposal.log_prob)
+    return log_prob(many, new), log_prob(new, many)
+
+
 def _symmetric(proposal, key, states, name) -> Finding:
     promise = f"{name}.symmetric"
     if not proposal.symmetric:
         return Finding(promise, True, "not claimed")
-    many = jax.tree.map(lambda leaf: jnp.repeat(leaf, 64, axis=0), states)
-    new = jax.vmap(proposal.sample)(jax.random.split(key, 64 * _PAIRS), many)
-    forward, backward = (
-        jax.vmap(proposal.log_prob)(many, new),
-        jax.vmap(proposal.log_prob)(new, many),
-    )
+    forward, backward = map(np.asarray, _both_ways(proposal, key, states))
     kept = bool(np.allclose(forward, backward, rtol=1e-3, atol=1e-3))
-    gap = float(np.nanmax(np.abs(np.asarray(forward - backward))))
+    gap = float(np.nanmax(np.abs(forward - backward)))
     detail = "log q(x'|x) = log q(x|x')"
     wrong = f"log q(x'|x) and log q(x|x') differ by {gap:.3g}"
     return Finding(promise, kept, detail if kept else wrong)

@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from . import _display
@@ -27,10 +26,10 @@ class RunChains(eqx.Module):
     that value and derivative are those of the one simulation, stretch by stretch too.
     """
 
-    unflatten: Callable[[Float[Array, "F C"]], PyTree]
+    unflatten: Callable[[Float[Array | np.ndarray, "F C"]], PyTree]
     theta: PyTree
-    value: Float[Array, "F C"]
-    jacobian: Float[Array, "P F C"]
+    value: Float[Array | np.ndarray, "F C"]
+    jacobian: Float[Array | np.ndarray, "P F C"]
     outcomes: tuple[Outcome, ...]
     jumps: tuple[Jump, ...] = ()
     notes: tuple[str, ...] = ()
@@ -185,7 +184,7 @@ def report(chains: RunChains) -> Report:
         else np.nanmin(np.concatenate(effective))
     )
     like_value = lambda flat: jax.tree.map(
-        lambda leaf: leaf[0], chains.unflatten(jnp.asarray(flat)[:, None])
+        lambda leaf: jnp.asarray(leaf[0]), chains.unflatten(np.asarray(flat)[:, None])
     )
     like_gradient = lambda flat: gradient_tree(chains.unflatten, chains.theta, flat)
     value_shape, slope_shape = _shapes(chains)
@@ -212,9 +211,8 @@ def report(chains: RunChains) -> Report:
 
 
 def _per_chain(chains: RunChains) -> PerChain:
-    each = lambda slope: gradient_tree(chains.unflatten, chains.theta, slope)
-    slopes = jax.vmap(each, in_axes=-1)(jnp.asarray(chains.jacobian))
-    return PerChain(chains.unflatten(jnp.asarray(chains.value)), slopes)
+    value = jax.tree.map(jnp.asarray, chains.unflatten(np.asarray(chains.value)))
+    return PerChain(value, gradient_tree(chains.unflatten, chains.theta, chains.jacobian))
 
 
 def _shapes(chains: RunChains) -> tuple[Shape, Shape]:
@@ -257,21 +255,28 @@ def mean_and_error(per_chain: Float[Any, "... C"]) -> tuple[np.ndarray, np.ndarr
 
 
 def gradient_tree(
-    unflatten: Callable[[Float[Array, "F P"]], PyTree],
+    unflatten: Callable[[Float[Array | np.ndarray, "F P"]], PyTree],
     theta: PyTree,
-    flat: Float[np.ndarray, "P F"],
+    flat: Float[Array | np.ndarray, "P F *C"],
 ) -> PyTree:
-    """A flat Jacobian as f's tree of theta's trees; `unflatten` puts f's flat values, with a
-    further axis, into f's form.
+    """A flat Jacobian as f's tree of theta's trees, chains first if there are any; `unflatten` puts
+    f's flat values, with a further axis, into f's form.
+
+    All of it in NumPy: JAX would compile every operation for every shape.
     """
-    _, unravel = ravel_pytree(theta)
+    flat = np.asarray(flat)
+    num_parameters, num_values, *chains = flat.shape
+    parameters, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, theta))
+    ends = np.cumsum([parameter.size for parameter in parameters])
 
     def like_theta(leaf):
-        rows = leaf.reshape(leaf.shape[0], -1)
-        trees = jax.vmap(unravel, in_axes=-1)(rows)
-        return jax.tree.map(lambda part: part.reshape(*leaf.shape[1:], *part.shape[1:]), trees)
+        leaf = np.asarray(leaf).reshape((num_parameters, *chains, *leaf.shape[1:]))
+        of = lambda part, parameter: jnp.asarray(
+            np.moveaxis(part, 0, -1).reshape((*leaf.shape[1:], *parameter.shape)), parameter.dtype
+        )
+        return structure.unflatten(map(of, np.split(leaf, ends[:-1]), parameters))
 
-    return jax.tree.map(like_theta, unflatten(jnp.asarray(flat).T))
+    return jax.tree.map(like_theta, unflatten(np.moveaxis(flat, 1, 0).reshape(num_values, -1)))
 
 
 def with_errors(value: PyTree, error: PyTree) -> str:

@@ -2,7 +2,6 @@
 caught.
 """
 
-import functools
 import itertools
 
 import equinox as eqx
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean
+from programs import each
 from small_tables import (
     COLUMN,
     COLUMNS,
@@ -123,18 +123,18 @@ def machine(values):
     return diffmh.Cycle(hidden, visible)
 
 
-@eqx.filter_jit
-def machine_estimates(thetas, keys, kernel, weights, start, num_samples, estimator):
+def machine_estimates(problems, seed, values, estimator):
+    start = values[0]
     expectation = diffmh.expectation(
         lambda theta, x, weights: weights @ jnp.concatenate([x["v"] * 1.0, x["h"] * 1.0]),
-        kernel,
+        machine(values),
         init={"v": jnp.full(VISIBLE, start, jnp.int8), "h": jnp.full(HIDDEN, start * 1.0)},
-        num_samples=num_samples,
+        num_samples=3,
         num_chains=4_000,
         estimator=estimator,
     )
     slope = jax.jacfwd(expectation.per_chain)
-    return jax.vmap(lambda theta, key, weights: slope(theta, key, weights))(thetas, keys, weights)
+    return each(lambda problem, key: slope(problem[0], key, problem[1]), problems, seed)
 
 
 def machine_exact(theta, weights, values, num_samples):
@@ -158,19 +158,15 @@ def machine_problems(seed, count):
     single = lambda array: np.asarray(array, np.float32).astype(float)
     size = VISIBLE * HIDDEN + VISIBLE + HIDDEN
     thetas = single(rng.normal(size=(count, size)))
-    return thetas, single(rng.normal(size=(count, 2, VISIBLE + HIDDEN)))
+    weights = single(rng.normal(size=(count, 2, VISIBLE + HIDDEN)))
+    return list(zip(thetas, weights, strict=True))
 
 
 def machine_runs(values, seed, count, alternatives=1, births=None):
-    thetas, weights = machine_problems(seed, count)
-    keys = jax.random.split(jax.random.key(seed), count)
-    single = functools.partial(jnp.asarray, dtype=jnp.float32)
+    problems = machine_problems(seed, count)
+    truths = [machine_exact(*problem, values, 3) for problem in problems]
     estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
-    found = machine_estimates(
-        single(thetas), keys, machine(values), single(weights), values[0], 3, estimator
-    )
-    truths = [machine_exact(thetas[i], weights[i], values, 3) for i in range(count)]
-    return np.asarray(found), truths
+    return machine_estimates(problems, seed, values, estimator), truths
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import diffmh
 
 DIMENSION, NUM_DATA = 10, 100
-THETA = {"mean": jnp.array(0.3), "scale": jnp.array(1.5)}
+THETA = {"mean": np.float32(0.3), "scale": np.float32(1.5)}
 
 
 def data():
@@ -30,23 +30,32 @@ def posterior(theta, x, features, labels):
     return prior - DIMENSION * jnp.log(theta["scale"]) + likelihood
 
 
+@functools.cache
 def laplace():
     """The mode and a Cholesky factor of the inverse Hessian there: where the chains start."""
     log_density = lambda x: posterior(THETA, x, *data())
-    x = jnp.zeros(DIMENSION)
-    for _ in range(10):
-        x = x - jnp.linalg.solve(jax.hessian(log_density)(x), jax.grad(log_density)(x))
-    return x, jnp.linalg.cholesky(jnp.linalg.inv(-jax.hessian(log_density)(x)))
+    newton = lambda _, x: (
+        x - jnp.linalg.solve(jax.hessian(log_density)(x), jax.grad(log_density)(x))
+    )
+
+    @jax.jit
+    def found():
+        x = jax.lax.fori_loop(0, 10, newton, jnp.zeros(DIMENSION))
+        return x, jnp.linalg.cholesky(jnp.linalg.inv(-jax.hessian(log_density)(x)))
+
+    return found()
 
 
-MODE, ROOT = laplace()
-KERNELS = {
-    "Langevin": lambda density: diffmh.Langevin(density, 1.5 * ROOT),
-    "Hamiltonian": lambda density: diffmh.Mixture(
-        diffmh.Hamiltonian(density, jnp.diagonal(ROOT), 3),
-        diffmh.Langevin(density, 1.5 * ROOT),
-    ),
-}
+def langevin(density):
+    return diffmh.Langevin(density, 1.5 * laplace()[1])
+
+
+def hamiltonian(density):
+    leaps = diffmh.Hamiltonian(density, jnp.diagonal(laplace()[1]), 3)
+    return diffmh.Mixture(leaps, langevin(density))
+
+
+KERNELS = {"Langevin": langevin, "Hamiltonian": hamiltonian}
 
 
 def coefficients(theta, x, features, labels):
@@ -55,10 +64,11 @@ def coefficients(theta, x, features, labels):
 
 def slopes(kernel, key, num_samples, burn_in, num_chains, estimator=None):
     """The derivative of each chain, by both parameters."""
+    mode, root = laplace()
     expectation = diffmh.expectation(
         coefficients,
         kernel,
-        init=lambda key: MODE + ROOT @ jax.random.normal(key, (DIMENSION,)),
+        init=lambda key: mode + root @ jax.random.normal(key, (DIMENSION,)),
         num_samples=num_samples,
         burn_in=burn_in,
         num_chains=num_chains,

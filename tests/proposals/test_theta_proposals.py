@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finite_chains import f, log_density, random_problem, stacked
+from finite_chains import f, log_density, random_problem
 from oracles import derivative, finite_chain_mean
+from programs import each
 from quadrature import log_normal, phi, proposed_by_density, slope
 from unbiasedness import assert_unbiased, is_caught
 
@@ -51,8 +52,7 @@ def exact(problem):
     return derivative(mean, problem.theta)[1]
 
 
-@eqx.filter_jit
-def _estimates(problems, keys, density, coupling, estimator, num_runs):
+def estimates(problems, coupling=None, estimator=None, density=log_density):
     def one(problem, key):
         choose = lambda theta: diffmh.TransitionMatrix(
             proposal(theta, problem.proposal, problem.features)
@@ -62,18 +62,12 @@ def _estimates(problems, keys, density, coupling, estimator, num_runs):
             diffmh.MetropolisHastings(density, choose, coupling),
             init=0,
             num_samples=STEPS,
-            num_chains=num_runs,
+            num_chains=4_000,
             estimator=estimator,
         )
         return jax.jacfwd(expectation.per_chain)(problem.theta, key, *problem[2:])
 
-    return jax.vmap(one)(problems, keys)
-
-
-def estimates(problems, coupling=None, estimator=None, density=log_density):
-    keys = jax.random.split(jax.random.key(6), len(problems))
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), stacked(problems))
-    return np.asarray(_estimates(arrays, keys, density, coupling, estimator, 4_000))
+    return each(one, problems, 6)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from .. import _trees, _validate
 from .proposal import NoiseProposal
@@ -159,10 +159,10 @@ class CrankNicolson(GaussianProposal):
     centre: PyTree
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, beta: float | Array, scale: PyTree = 1.0, centre: PyTree = 0.0):
+    def __init__(self, beta: ArrayLike, scale: PyTree = 1.0, centre: PyTree = 0.0):
         self.beta = jnp.asarray(beta)
         _validate.real_dtype(self.beta.dtype, "`CrankNicolson(beta=...)`")
-        if _validate.concrete(beta) and not 0 < float(beta) <= 1:
+        if _validate.concrete(self.beta) and not 0 < float(self.beta) <= 1:
             raise ValueError(f"`CrankNicolson(beta=...)` must be in (0, 1], got {beta}.")
         prior = _checked_scale(scale, "CrankNicolson(scale=...)")
         self.scale = jax.tree.map(lambda scale: self.beta * scale, prior)
@@ -197,7 +197,7 @@ def _numbers(scale: PyTree) -> bool:
     return isinstance(scale, int | float)
 
 
-def _checked_array(scale: float | Array, name: str, dimensions: int | None) -> Array:
+def _checked_array(scale: ArrayLike, name: str, dimensions: int | None) -> Array:
     """Positive and finite; a number, vector or triangular matrix if `dimensions` is 2."""
     array = jnp.asarray(scale)
     if jnp.issubdtype(array.dtype, jnp.integer):

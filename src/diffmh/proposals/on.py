@@ -119,7 +119,7 @@ def _places(where: Callable[[Any], Any], x: Any) -> list[np.ndarray] | None:
     return picked
 
 
-def _put(leaf: Any, local: np.ndarray, value: Any) -> Any:
+def _put(leaf: Any, local: np.ndarray | np.integer, value: Any) -> Any:
     """`leaf` with `value` at the flat indices `local`, which are fixed: no scatter."""
     if np.array_equal(local, np.arange(leaf.size).reshape(leaf.shape)):
         return value

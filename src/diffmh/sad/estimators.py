@@ -102,7 +102,7 @@ class Found(eqx.Module):
 
     value: Float[Array, "F C"]
     jacobian: Float[Array, "P F C"]
-    others: dict[str, Float[Array, "P F D"]]
+    others: dict[str, Float[Array, "P F pilot"]]
     group: int = eqx.field(static=True, default=1)
 
 
