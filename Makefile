@@ -31,7 +31,7 @@ install: .venv/.installed
 	touch $@
 
 docs: .venv/.docs
-	$(RUN) -m sphinx --jobs 2 --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
+	$(QUICK) $(RUN) -m sphinx --jobs 2 --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
 
 demo: install

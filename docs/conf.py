@@ -10,6 +10,9 @@ import pathlib
 import sys
 
 DOCS = pathlib.Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+import draw_architecture  # noqa: E402
+
 # Pages take programs from there instead of repeating them; so do the kernels that run the pages.
 sys.path.insert(0, str(DOCS.parent / "examples"))
 os.environ["PYTHONPATH"] = str(DOCS.parent / "examples")
@@ -26,6 +29,7 @@ nitpicky = False
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
+nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_show_tb = True
@@ -71,3 +75,37 @@ html_static_path.append(
     str(pathlib.Path(_mathjax.origin).parent / "static" / "mathjax" / "tex-svg.js")
 )
 mathjax_path = "tex-svg.js"
+
+
+def _as_svg(app, name, source):
+    """GitHub draws the mermaid of docs/architecture.md; here the same imports are an SVG."""
+    if name == "architecture":
+        before, rest = source[0].split(draw_architecture.BEGIN)
+        after = rest.split(draw_architecture.END, 1)[1]
+        source[0] = f"{before}```{{raw}} html\n{draw_architecture.drawing()}\n```\n{after}"
+
+
+def _leave_out_aliases(app, what, name, member, skip, options):
+    """Fields of named tuples, which their class explains."""
+    return True if (getattr(member, "__doc__", "") or "").startswith("Alias for field") else None
+
+
+def _formulas(app, what, name, member, options, lines):
+    """An indented line in a docstring is a formula: shown as it stands."""
+    depth, before, shown = 0, "", []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4:
+            if before.lstrip()[:1] not in ("-", "*") and not before.lstrip().startswith(">>>"):
+                shown += [" " * depth + "::", ""]
+        if line.strip():
+            depth, before = indent, line
+        shown.append(line)
+    lines[:] = shown
+
+
+def setup(app):
+    app.connect("source-read", _as_svg)
+    app.connect("autodoc-skip-member", _leave_out_aliases)
+    app.connect("autodoc-process-docstring", _formulas)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
