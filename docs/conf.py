@@ -65,6 +65,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+# Summaries are fetched page by page, which a browser refuses where pages are plain files.
+html_show_search_summary = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#c8102e", "color-brand-content": "#1f5fbf"},
     "dark_css_variables": {"color-brand-primary": "#ff6b7a", "color-brand-content": "#71a8ff"},
@@ -95,9 +97,9 @@ def _formulas(app, what, name, member, options, lines):
     depth, before, shown = 0, "", []
     for line in lines:
         indent = len(line) - len(line.lstrip())
-        if line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4:
-            if before.lstrip()[:1] not in ("-", "*") and not before.lstrip().startswith(">>>"):
-                shown += [" " * depth + "::", ""]
+        begins = line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4
+        if begins and not before.lstrip().startswith(("-", "*", ">>>")):
+            shown += [" " * depth + "::", ""]
         if line.strip():
             depth, before = indent, line
         shown.append(line)
