@@ -7,7 +7,7 @@ PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
 # Nearly all of a test's time is compilation; without optimisation it is half.
 QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
-.PHONY: install docs demo demo-fast example test test-thorough lint bench test-latest clean
+.PHONY: install docs test-docs demo demo-fast example test test-thorough lint bench test-latest clean
 
 install: .venv/.installed
 
@@ -33,6 +33,10 @@ install: .venv/.installed
 docs: .venv/.docs
 	$(QUICK) $(RUN) -m sphinx --jobs 2 --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
+
+# The built site in a browser.
+test-docs: install docs
+	$(PYTEST) tests/test_site.py
 
 demo: install
 	.venv/bin/diffmh reproduce
