@@ -3,10 +3,14 @@ transition matrices, values and derivatives.
 
 False alarms: a right library fails one of these tests with probability 6e-7 per z-score, of which
 there are some 1,000 by default (6e-4 in all) and 20,000 with `--thorough` (1.2 %), at fixed seeds.
+One-sided weights and scores are not normal yet at their 12,000 runs where a rare flip carries the
+derivative: a problem beyond the bound is judged by 50 times the runs and another seed, where a
+bias of 5 errors has become one of 35.
 """
 
 import itertools
 
+import numpy as np
 import pytest
 from random_kernels import estimates
 from random_problems import exact, numbers
@@ -54,12 +58,21 @@ def test_unbiased(number, request):
     problems = problems_of(structure, count, number)
     found = estimates(structure, problems, runs(structure))
     for index, problem in enumerate(problems):
-        assert_unbiased(found[index], exact(structure, problem), f"problem {index} of {structure}")
+        answer = exact(structure, problem)
+        if is_caught(found[index], answer):
+            # Too few runs for a normal mean, if rare flips carry it; a bias would stand out more.
+            again = estimates(structure, [problem], 50 * runs(structure), seed=2)[0]
+            assert_unbiased(again, answer, f"problem {index} of {structure}, 50 times the runs")
     if two_sided(structure.estimator):
         # The tied problems tell which share of a tie's derivative counts.
         tied = [pair for i, pair in enumerate(zip(found, problems, strict=True)) if i % 3 == 0]
+        # (Unless none does: a label of two values that moves twice at ties is back where it was.)
         for share in (0.0, 1.0):
-            assert any(is_caught(f, exact(structure, problem, share)) for f, problem in tied)
+            wrong = [exact(structure, problem, share) for _, problem in tied]
+            same = all(
+                np.allclose(w, exact(structure, p)) for w, (_, p) in zip(wrong, tied, strict=True)
+            )
+            assert same or any(is_caught(f, w) for w, (f, _) in zip(wrong, tied, strict=True))
 
 
 def test_default_problems_have_something_of_everything():
