@@ -7,7 +7,8 @@ PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
 # Nearly all of a test's time is compilation; without optimisation it is half.
 QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
-.PHONY: install demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest clean
+.PHONY: install docs test-docs demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest
+.PHONY: clean
 
 install: .venv/.installed
 
@@ -23,6 +24,20 @@ install: .venv/.installed
 .venv/.lint: .venv/.installed
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[lint]"
 	touch $@
+
+# The site alone: what the tests need, PyMC among it, is not installed for it.
+.venv/.docs: pyproject.toml constraints.txt
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
+docs: .venv/.docs
+	$(QUICK) $(RUN) -m sphinx --jobs 2 --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
+
+# The built site in a browser.
+test-docs: install docs
+	$(PYTEST) tests/test_site.py
 
 demo: install
 	.venv/bin/diffmh reproduce

@@ -59,6 +59,31 @@ def picture() -> str:
     return "\n".join([*lines, *(f"  {used} --> {user}" for used, user in edges)]) + "\n"
 
 
+def drawing() -> str:
+    """The same for the site, as SVG in the page's own colours: layers from top to bottom."""
+    wide, high, places = 64, 58, {}
+    boxes = []
+    for row, layer in enumerate(LAYERS):
+        inside = [name for name in layer if _exists(name)]
+        for i, name in enumerate(inside):
+            x, y = 280 + (i - (len(inside) - 1) / 2) * (wide + 5), 20 + row * high
+            places[name] = x, y
+            boxes.append(
+                f'<rect x="{x - wide / 2}" y="{y - 12}" width="{wide}" height="24" rx="4"/>'
+                f'<text x="{x}" y="{y + 3.5}">{name}</text>'
+            )
+    edges = [
+        f'<path d="M{x0} {y0 + 12}C{x0} {y0 + 34} {x1} {y1 - 34} {x1} {y1 - 12}"/>'
+        for user, used in sorted(imports())
+        if user != used and user in places and used in places
+        for (x0, y0), (x1, y1) in [(places[used], places[user])]
+        if y0 < y1
+    ]
+    size = f'viewBox="0 0 560 {20 + len(LAYERS) * high - 20}"'
+    parts = f'<g class="edges">{"".join(edges)}</g><g class="rooms">{"".join(boxes)}</g>'
+    return f'<svg class="architecture" role="img" aria-label="imports" {size}>{parts}</svg>'
+
+
 def _exists(name: str) -> bool:
     return (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()
 

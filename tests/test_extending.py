@@ -14,7 +14,7 @@ from unbiasedness import assert_unbiased, is_caught
 import diffmh
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "extending.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+BLOCKS = re.findall(r"```\{code-cell\} python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")

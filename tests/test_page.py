@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
+from browsing import complaints, needs_browser, night, open_browser, phone
 from test_reproduce import SMALL
 
 from diffmh.reproduce import EXPERIMENTS, Outcome, Row, saved
 from diffmh.reproduce import page as pages
 
-CHROMIUM, DRIVER = (
-    shutil.which("chromium") or shutil.which("google-chrome"),
-    shutil.which("chromedriver"),
-)
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="no Chromium with its driver on this machine; .ci/run installs it",
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
 def browser():
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,900",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(executable_path=DRIVER)
-    )
+    driver = open_browser()
     yield driver
     driver.quit()
 
@@ -70,9 +48,7 @@ def find(page, selector):
 
 def test_it_loads_without_errors(page):
     assert "diffmh" in page.title
-    assert [
-        entry for entry in page.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
-    ] == []
+    assert complaints(page) == []
 
 
 def test_every_figure_has_size(page):
@@ -99,10 +75,9 @@ def test_every_link_leads_somewhere(page):
 
 @pytest.fixture
 def dark(page):
-    features = [{"name": "prefers-color-scheme", "value": "dark"}]
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    night(page)
     yield page
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    night(page, on=False)
 
 
 def colours(page) -> dict[str, str]:
@@ -169,10 +144,7 @@ def test_a_player_steps_plays_and_pauses(page):
 
 
 def test_it_fits_a_phone(page):
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True},
-    )
+    phone(page)
     try:
         assert page.execute_script("return document.documentElement.scrollWidth") <= 390
         parts = find(page, ".player, table, figure")
@@ -184,4 +156,4 @@ def test_it_fits_a_phone(page):
             points = page.execute_script("return arguments[0].viewBox.baseVal.width", figure)
             assert figure.size["width"] >= points
     finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        phone(page, on=False)

@@ -231,6 +231,11 @@ def test_names_of_entries():
     assert named[-1].values.tolist() == [5.0]
 
 
+def test_a_notebook_shows_it(path):
+    """IPython asks for it by this name; pyplot's figures have a formatter of their own."""
+    assert diffmh.plots.trace(path)._repr_png_().startswith(b"\x89PNG")
+
+
 def test_without_matplotlib_it_says_which_extra_to_install():
     code = """
         import sys

@@ -44,7 +44,7 @@ class Parameters(eqx.Module):
 
     def evaluate(self, function: Callable[..., PyTree], *operands: PyTree | Value) -> Value:
         """`function(theta, *operands, *args)`, with its derivative if one is wanted: by θ, and
-        along the tangents of operands that are `Value`s.
+        along the tangents of operands that have them (`Value`).
 
         The result of `function` is an array, or a pytree where tangents are carried on. The
         derivative is computed apart from the value, whose instructions are then the same whether

@@ -52,6 +52,7 @@ def sensitivity(table: Sensitivity, *, most: int = 12) -> Figure:
         ax.set_visible(False)
     for ax, (quantity, rows) in zip(axes, groups.items(), strict=False):
         _draw(ax, rows)
+        ax.locator_params(axis="x", nbins=5)
         style.name(ax, f"E[{quantity}]", "posterior sd per +10 %")
     return figure
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,15 @@ NARROW = 3.9
 
 
 def empty(width: float, height: float) -> Figure:
-    """A figure of this size in inches, without a window and without global state."""
+    """A figure of this size in inches, without a window and without global state. A notebook shows
+    it where it is the last line of a cell.
+    """
+    kind = _shown_in_notebooks()
+    return kind(figsize=(width, height), layout="constrained", facecolor=PAPER)
+
+
+@functools.cache
+def _shown_in_notebooks() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -28,7 +38,16 @@ def empty(width: float, height: float) -> Figure:
             ' pip install "diffmh[plots]"',
             name="matplotlib",
         ) from None
-    return Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+
+    class Shown(Figure):
+        """IPython knows by itself only those figures that pyplot made."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=144)
+            return file.getvalue()
+
+    return Shown
 
 
 def panels(*widths: float, height: float = 3.0, narrow: bool = False) -> tuple[Figure, list[Axes]]:

@@ -1,0 +1,113 @@
+"""The site: every page is run when it is built, and nothing on it needs a network."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+
+DOCS = pathlib.Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+import draw_architecture  # noqa: E402
+
+# Pages take programs from there instead of repeating them; so do the kernels that run the pages.
+sys.path.insert(0, str(DOCS.parent / "examples"))
+os.environ["PYTHONPATH"] = str(DOCS.parent / "examples")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+project, author, copyright = "diffmh", "The diffmh developers", "the diffmh developers"
+release = version = importlib.metadata.version("diffmh")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+exclude_patterns = ["_build"]
+nitpicky = False
+
+# Pages.
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_show_tb = True
+nb_merge_streams = True
+nb_output_stderr = "remove"
+
+
+def _digest() -> str:
+    """Of the package and the examples: what other code found is not taken up."""
+    digest = hashlib.sha256()
+    for folder in ("src", "examples"):
+        for path in sorted((DOCS.parent / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(DOCS / "_build" / "executed" / _digest())
+
+# Docstrings: single backticks are code, as in Markdown.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+autoclass_content = "class"
+add_module_names = False
+python_maximum_signature_line_length = 90
+
+# The look, and formulas without a network: MathJax in one file, from a package.
+html_theme = "furo"
+html_title = "diffmh"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+# Summaries are fetched page by page, which a browser refuses where pages are plain files.
+html_show_search_summary = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#c8102e", "color-brand-content": "#1f5fbf"},
+    "dark_css_variables": {"color-brand-primary": "#ff6b7a", "color-brand-content": "#71a8ff"},
+}
+_mathjax = importlib.util.find_spec("sphinx-mathjax-offline")
+assert _mathjax is not None and _mathjax.origin is not None, 'pip install "diffmh[docs]"'
+html_static_path.append(
+    str(pathlib.Path(_mathjax.origin).parent / "static" / "mathjax" / "tex-svg.js")
+)
+mathjax_path = "tex-svg.js"
+
+
+def _as_svg(app, name, source):
+    """GitHub draws the mermaid of docs/architecture.md; here the same imports are an SVG."""
+    if name == "architecture":
+        before, rest = source[0].split(draw_architecture.BEGIN)
+        after = rest.split(draw_architecture.END, 1)[1]
+        source[0] = f"{before}```{{raw}} html\n{draw_architecture.drawing()}\n```\n{after}"
+
+
+def _leave_out_aliases(app, what, name, member, skip, options):
+    """Fields of named tuples, which their class explains."""
+    return True if (getattr(member, "__doc__", "") or "").startswith("Alias for field") else None
+
+
+def _formulas(app, what, name, member, options, lines):
+    """An indented line in a docstring is a formula: shown as it stands."""
+    depth, before, shown = 0, "", []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        begins = line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4
+        if begins and not before.lstrip().startswith(("-", "*", ">>>")):
+            shown += [" " * depth + "::", ""]
+        if line.strip():
+            depth, before = indent, line
+        shown.append(line)
+    lines[:] = shown
+
+
+def setup(app):
+    app.connect("source-read", _as_svg)
+    app.connect("autodoc-skip-member", _leave_out_aliases)
+    app.connect("autodoc-process-docstring", _formulas)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
