@@ -12,7 +12,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -58,7 +57,7 @@ class Run(eqx.Module):
         result = self.program(self.theta, self.key, *self.args, **self.options)
         return ravel_pytree(jax.tree.map(_as_float, _trees.strong(result)))[0]
 
-    def unflatten(self) -> Callable[[Float[Array | np.ndarray, "F"]], PyTree]:
+    def unflatten(self) -> Callable[[Any], PyTree]:
         """How to put the vector into the result's own form again, whole numbers as floats."""
         arrays, rest = eqx.partition(self, eqx.is_array)
 

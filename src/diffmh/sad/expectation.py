@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
@@ -57,7 +56,7 @@ class Expectation(Differentiable):
         self.num_chains = num_replicates
         # Whether many replicates may be put together, for a report of them alone.
         self.grouped = False
-        self._found_out: dict[Any, tuple[bool, Callable[[Array | np.ndarray], PyTree]]] = {}
+        self._found_out: dict[Any, tuple[bool, Callable[[Any], PyTree]]] = {}
         self._mesh = mesh
 
     def __repr__(self) -> str:
@@ -159,7 +158,7 @@ class Expectation(Differentiable):
         probe = lambda arrays: function(*eqx.combine(arrays, rest))
         return compat.closes_over_tracers(probe, arrays)
 
-    def _known(self, run: Run) -> tuple[bool, Callable[[Array | np.ndarray], PyTree]]:
+    def _known(self, run: Run) -> tuple[bool, Callable[[Any], PyTree]]:
         """Whether JAX goes backward, and the result's form: found out once for arguments of the
         same form, as `jax.jit` traces once.
         """
