@@ -1,6 +1,6 @@
 """Cost, variance and variance × time of every way to differentiate a chain: `make bench`.
 
-    python benchmarks/large.py [--quick]
+    python benchmarks/large.py [--quick] [PART ...]
 
 Writes `docs/benchmarks.json`, and the table of `docs/benchmarks.md`. One core; all methods of a
 problem interleaved in one run, the least of several times of the processor.
@@ -303,10 +303,10 @@ def machine(quick: bool):
 
 def _large(name, mean, theta, samples, quick):
     problem = Problem(name, mean.num_chains * samples, 3 if quick else 7)
-    value, gradient = both(mean, theta)
-    problem.add("value", value)
-    problem.add("gradient", gradient)
+    value = jax.jit(mean)
     compiled = jax.jit(jax.value_and_grad(mean)).lower(theta, KEY).compile()
+    problem.add("value", lambda: value(theta, KEY))
+    problem.add("gradient", lambda: compiled(theta, KEY))
     problem.memory = compiled.memory_analysis().temp_size_in_bytes
     return problem
 
@@ -352,30 +352,42 @@ def report(rows: list[dict], memory: dict[str, int]) -> str:
     return "\n".join(lines)
 
 
-PARTS = (normal, many_means, mixture_of_three, lattices, network, machine)
+PARTS = {
+    part.__name__: part
+    for part in (normal, many_means, mixture_of_three, lattices, network, machine)
+}
+
+
+def save(rows: list[dict], memory: dict[str, int]) -> None:
+    """To the docs, beside what is there of other problems: a run may be cut off, or in parts."""
+    store, page = DOCS / "benchmarks.json", DOCS / "benchmarks.md"
+    known = json.loads(store.read_text()) if store.exists() else {"rows": [], "memory": {}}
+    measured = {row["problem"] for row in rows}
+    rows = [row for row in known["rows"] if row["problem"] not in measured] + rows
+    memory = known["memory"] | memory
+    store.write_text(json.dumps({"rows": rows, "memory": memory}, indent=1, ensure_ascii=False))
+    before, _, rest = page.read_text().partition("<!-- printed by benchmarks/large.py -->\n")
+    after = rest.partition("<!-- end -->")[2]
+    text = f"<!-- printed by benchmarks/large.py -->\n{report(rows, memory)}\n<!-- end -->"
+    page.write_text(before + text + after)
 
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, if left out")
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    options = parser.parse_args()
     rows, memory = [], {}
-    for part in PARTS:
-        for problem in part(quick):
+    for name in options.parts or PARTS:
+        for problem in PARTS[name](options.quick):
             found = problem.rows()
             rows += found
             if problem.memory is not None:
                 memory[problem.name] = problem.memory
             for row in found:
                 print(f"{row['problem']:<50}{row['method']:<24}{row['ns']:>12,.1f} ns", flush=True)
-    text = report(rows, memory)
-    print("\n" + text)
-    (DOCS / "benchmarks.json").write_text(json.dumps({"rows": rows, "memory": memory}, indent=1))
-    page = DOCS / "benchmarks.md"
-    before, _, rest = page.read_text().partition("<!-- printed by benchmarks/large.py -->\n")
-    after = rest.partition("<!-- end -->")[2]
-    marked = f"<!-- printed by benchmarks/large.py -->\n{text}\n<!-- end -->"
-    page.write_text(before + marked + after)
+            save(rows, memory)
+    print("\n" + report(rows, memory))
 
 
 if __name__ == "__main__":

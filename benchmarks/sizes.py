@@ -1,7 +1,7 @@
 """Time per step over alternatives K, parameters P and outputs F, by weights and by births:
 `docs/figures/sizes.png` and the number of parameters from which births are followed.
 
-    python benchmarks/sizes.py [--quick]
+    python benchmarks/sizes.py [--quick | --full]
 
 The problem is a Boltzmann machine of n spins, one site proposed at a time: its n (n + 1) / 2
 couplings and fields are the parameters, and as many products of spins the outputs.
@@ -86,18 +86,24 @@ def bars(times):
         yield row(what, f"{ratio:.2f}", f"≤ {bar:g}", ratio <= bar)
 
 
-def plot(times, sizes, counts):
+def plot(times, sizes, counts, panels):
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     parameters = [n * (n + 1) // 2 for n in sizes]
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(5.2 * len(panels), 3.8),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
     styles = {False: ("--", "weights"), True: ("-", "births")}
-    for axis, all_outputs in zip(axes, (False, True), strict=True):
-        outputs = parameters if all_outputs else [1] * len(sizes)
-        pairs = list(zip(sizes, outputs, strict=True))
+    for axis, title in zip(axes[0], panels, strict=True):
+        pairs = [(n, panels[title](n)) for n in sizes]
         for births, (style, name) in styles.items():
             for number, count in enumerate(counts):
                 ys = [times["gradient", n, f, births, count] for n, f in pairs]
@@ -105,37 +111,41 @@ def plot(times, sizes, counts):
                 axis.plot(parameters, ys, style, marker="o", ms=3, color=f"C{number}", label=label)
         ys = [times["value", n, f] for n, f in pairs]
         axis.plot(parameters, ys, ":", color="0.4", label="value")
-        axis.set(xscale="log", yscale="log", xlabel="parameters P")
-        axis.set_title("as many outputs as parameters" if all_outputs else "one output")
+        axis.set(xscale="log", yscale="log", xlabel="parameters P", title=title)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("µs per step of 64 chains")
-    axes[0].legend(fontsize=8)
+    axes[0, 0].set_ylabel("µs per step of 64 chains")
+    axes[0, 0].legend(fontsize=8)
     figure.savefig(FIGURE, dpi=150)
     print(f"\n{FIGURE.relative_to(FIGURE.parents[2])}")
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="136 × 136 only")
+    parser.add_argument("--full", action="store_true", help="528 parameters, and one output too")
+    options = parser.parse_args()
     default = [(16, 136, None, count) for count in (1, 2, 4)]
-    if quick:
+    if options.quick:
         times = per_step(default, 5)
         table(times, default)
         print("\n".join(["", *bars(times)]))
         return
-    sizes, counts = (4, 8, 16, 32), (1, 4)
+    sizes, counts = (4, 8, 16, 32) if options.full else (4, 8, 16), (1, 4)
+    panels = {"as many outputs as parameters": lambda n: n * (n + 1) // 2}
+    if options.full:
+        panels = {"one output": lambda n: 1} | panels
     cases = [
-        (n, outputs, births, count)
+        (n, outputs(n), births, count)
         for n in sizes
-        for outputs in (1, n * (n + 1) // 2)
+        for outputs in panels.values()
         for births in (False, True)
         for count in counts
     ]
-    times = per_step([*default, *cases], 5)
+    times = per_step([*cases, *(default if options.full else ())], 5)
     table(times, cases)
-    plot(times, sizes, counts)
-    print("\n".join(["", *bars(times)]))
+    plot(times, sizes, counts, panels)
+    if options.full:
+        print("\n".join(["", *bars(times)]))
 
 
 if __name__ == "__main__":
