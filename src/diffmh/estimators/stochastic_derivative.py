@@ -19,7 +19,7 @@ from ..decisions import Weights
 from . import births
 from .estimator import Estimator
 
-# From so many parameters on births are followed instead of weights (`benchmarks/sizes.py`).
+# Above so many parameters births are followed instead of weights (`docs/benchmarks.md`).
 MANY_PARAMETERS = 64
 
 
