@@ -151,9 +151,12 @@ def test_states_that_fill_their_dtype(num_states, dtype):
 @pytest.mark.thorough
 def test_the_score_has_no_answer_at_ties():
     """At α = 1 nothing is rejected, and the half of a tie's derivative that rests on rejections
-    would be lost: where one was met it is NaN instead, and so is the mean; the value is as it was.
+    would be lost: where a run met one it is NaN instead, and the value is as it was.
     """
     structure = one_label(4, "int32", diffmh.Score())
+    tied = []
     for found, truth in found_and_exact(structure, tied=True):
-        assert np.all(np.isnan(found[..., 1:].mean(axis=0)))
-        assert_unbiased(found[..., :1], truth[..., :1])
+        tied.append(bool(np.any(np.isnan(found))))
+        known = slice(0, 1) if tied[-1] else slice(None)
+        assert_unbiased(found[..., known], truth[..., known])
+    assert sum(tied) >= 2
