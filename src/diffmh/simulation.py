@@ -26,7 +26,8 @@ from . import _trees
 from ._lowering import rounding
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
-from ._sharding import over_shards, placed, summed_over_shards
+from ._lowering.one_kernel import as_one_kernel, runs_kernel_by_kernel
+from ._sharding import over_groups, over_shards, placed, summed_over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
 from .counts import Silent, Watch, Window
@@ -39,6 +40,10 @@ from .values import Value, without_tangents
 
 # Random words per chain that a block may hold, and the steps that it may have.
 _BLOCK_WORDS, _BLOCK_STEPS = 4096, 128
+
+# Chains are run in groups of about so many bytes of state, which stay near the processor, and of so
+# many chains at the least.
+_GROUP_BYTES, _GROUP_CHAINS = 1024, 64
 
 # A state of more elements than this is kept whole between updates; a smaller one may be fused into
 # whatever uses it.
@@ -208,6 +213,20 @@ class Loop(eqx.Module):
     def num_blocks(self) -> int:
         return -(-self.simulation.num_steps // self.block_steps)
 
+    @property
+    def num_groups(self) -> int:
+        """In how many groups chains are run, one after the other. On a processor with caches, small
+        states of many chains are; larger ones keep several cores busy as they are.
+        """
+        num_chains = self.simulation.num_chains
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.one))
+        most = _GROUP_BYTES // max(1, size)
+        if not runs_kernel_by_kernel() or most < _GROUP_CHAINS:
+            return 1
+        fits = lambda chains: num_chains % chains == 0
+        chains = max(filter(fits, range(_GROUP_CHAINS, min(most, num_chains) + 1)), default=0)
+        return num_chains // chains if chains else 1
+
     def parameters(self, key: Key[Array, ""]) -> Parameters:
         differentiate = self.differentiate and self.simulation.estimator.differentiates_f
         return Parameters(self.theta, self.args, rounding.never(key, (2,)), differentiate)
@@ -371,7 +390,7 @@ class Loop(eqx.Module):
         end = jnp.minimum(begin + block_steps, simulation.num_steps)
         zeros = jax.tree.map(jnp.zeros_like, progress.sums.total)
 
-        def step(i, carry):
+        def step(i, carry, noise):
             chains, watch, sums, halves, kept = carry
             now = jax.tree.map(lambda leaf: leaf[i], noise)
             shares = self._shares(progress.watch, begin + i)
@@ -390,7 +409,11 @@ class Loop(eqx.Module):
             (unwatched, unwatched),
             self._unkept(progress),
         )
-        chains, per_chain, sums, halves, kept = jax.lax.fori_loop(0, end - begin, step, carry)
+
+        def steps(carry, noise):
+            return jax.lax.fori_loop(0, end - begin, lambda i, carry: step(i, carry, noise), carry)
+
+        chains, per_chain, sums, halves, kept = as_one_kernel(steps, carry, noise)
         halves = jax.tree.map(lambda early, late: jnp.stack([early, late]), *halves)
         chains, reading = self._read(progress, chains, kept, self._must_end(index))
         gathered = progress.gathered
@@ -643,8 +666,8 @@ def shared_out(
     the mesh, if there is one, has a loop of its share of the chains. What is carried is in the form
     of the first result, and `like(loop, *more)` has the results' form.
     """
-    mesh = loop.simulation.mesh
-    if mesh is None:
+    mesh, num_groups = loop.simulation.mesh, loop.num_groups
+    if mesh is None and num_groups == 1:
         return function(loop, *(() if carry is None else (carry,)), *more)
     arrays, static = eqx.partition((loop, more), eqx.is_array)
 
@@ -655,13 +678,18 @@ def shared_out(
     def on_device(keys, *given):
         *carried, arrays = given
         own, more = share(keys, arrays)
-        return function(own, *carried, *more)
+        if mesh is None:
+            return function(own, *carried, *more)
+        between = carried[0] if carried else None
+        return shared_out(function, own, *more, like=like, carry=between)
 
     def form(keys, arrays):
         own, more = share(keys, arrays)
         return like(own, *more)
 
     keys = loop.simulation.chain_keys(loop.key)
+    if mesh is None:
+        return over_groups(on_device, num_groups, keys, arrays, like=form, carry=carry)
     return over_shards(on_device, mesh, keys, arrays, like=form, carry=carry)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.extend.core
 import numpy
 from jax.core import ShapedArray, Tracer
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -309,21 +310,42 @@ def inner_primitives(equation: Equation) -> set[str]:
     """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp`
     function.
     """
+    return _primitives(tuple(equation.params.values()))
+
+
+def _primitives(parameter: Any) -> set[str]:
+    """The names of the primitives in all jaxprs that a parameter holds, theirs included."""
+    if isinstance(parameter, tuple | list):
+        return set().union(*map(_primitives, parameter))
     found: set[str] = set()
-
-    def visit(parameter):
-        if isinstance(parameter, tuple | list):
-            for part in parameter:
-                visit(part)
-        elif hasattr(parameter, "eqns"):
-            for inner in parameter.eqns:
-                found.add(inner.primitive.name)
-                for value in inner.params.values():
-                    visit(value)
-
-    for value in equation.params.values():
-        visit(value)
+    for inner in getattr(parameter, "eqns", ()):
+        found |= {inner.primitive.name} | _primitives(tuple(inner.params.values()))
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function that has been traced, and the form of its result."""
+
+    closed: Any
+    form: Any
+
+    @staticmethod
+    def of(function: Callable[..., Any], *leaves: Any) -> Traced:
+        return Traced(*jax.make_jaxpr(function, return_shape=True)(*leaves))
+
+    @property
+    def primitives(self) -> set[str]:
+        return _primitives(self.closed)
+
+    def call(self, *leaves: Any, **attributes: str) -> Any:
+        """Its result, by a call that has these attributes for the compiler; what is within the call
+        has them not.
+        """
+        function = jax.jit(jax.extend.core.jaxpr_as_fun(self.closed))
+        with set_xla_metadata(**attributes):
+            results = function(*leaves)
+        return jax.tree.structure(self.form).unflatten(results)
 
 
 # JAX, equinox, and diffmh itself.
