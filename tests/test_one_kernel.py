@@ -54,6 +54,14 @@ def test_nor_a_large_one_nor_without_the_door():
         assert not is_marked(mean_of(normal, 0.0))
 
 
+def test_nor_one_that_is_mapped():
+    """Lanes would make its sums larger than they were seen to be."""
+    mean = mean_of(normal, jnp.zeros(20))
+    assert is_marked(mean)
+    several = jax.jit(jax.vmap(mean, (0, None)))
+    assert MARK not in several.lower(jnp.arange(100.0), KEY).as_text()
+
+
 def everything(i, carry):
     """A round of a loop with every kind of operation that may be marked."""
     x, total, count = carry
@@ -93,12 +101,23 @@ def everything(i, carry):
 
 @pytest.mark.optimised
 def test_whatever_may_be_marked_can_be_compiled():
-    loop = lambda carry: jax.lax.fori_loop(0, 5, everything, carry)
+    loop = lambda carry, given=None: jax.lax.fori_loop(0, 5, everything, carry)
     carry = (jnp.linspace(-1.0, 1.0, 24), jnp.zeros(()), jnp.zeros((), int))
     marked = jax.jit(lambda carry: one_kernel.as_one_kernel(loop, carry))
     assert MARK in marked.lower(carry).as_text()
     for found, expected in zip(marked(carry), jax.jit(loop)(carry), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", [jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.argmax, jnp.any])
+def test_sums_that_may_be_marked_can_be_compiled(reduction):
+    step = lambda i, carry: carry + reduction(carry, axis=0)[None].astype(float)
+    loop = lambda carry, given=None: jax.lax.fori_loop(0, 3, step, carry)
+    lowered = lambda rows: jax.jit(lambda carry: one_kernel.as_one_kernel(loop, carry)).lower(
+        jnp.ones((rows, 64))
+    )
+    assert MARK in lowered(32).as_text() and MARK not in lowered(33).as_text()
+    lowered(32).compile()
 
 
 def chains_of(mean, theta):
@@ -166,7 +185,7 @@ def test_a_report_and_draws_by_groups(without_groups):
 @pytest.mark.parametrize(
     ("num_chains", "start", "groups"),
     [(16, 0.0, 1), (256, 0.0, 1), (4096, 0.0, 16), (640, 0.0, 4), (257, 0.0, 1),
-     (1024, jnp.zeros(2), 8), (1024, jnp.zeros(20), 1)],
+     (1024, jnp.zeros(2), 8), (1024, jnp.zeros(20), 16), (1024, jnp.zeros(65), 1)],
 )  # fmt: skip
 def test_how_many_groups(num_chains, start, groups):
     mean = mean_of(normal, start, num_chains=num_chains)

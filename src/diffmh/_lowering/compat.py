@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox
@@ -310,17 +310,17 @@ def inner_primitives(equation: Equation) -> set[str]:
     """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp`
     function.
     """
-    return _primitives(tuple(equation.params.values()))
+    return {inner.primitive.name for inner in _equations(tuple(equation.params.values()))}
 
 
-def _primitives(parameter: Any) -> set[str]:
-    """The names of the primitives in all jaxprs that a parameter holds, theirs included."""
+def _equations(parameter: Any) -> Iterator[Any]:
+    """Of all jaxprs that a parameter holds, and of those within them."""
     if isinstance(parameter, tuple | list):
-        return set().union(*map(_primitives, parameter))
-    found: set[str] = set()
+        for part in parameter:
+            yield from _equations(part)
     for inner in getattr(parameter, "eqns", ()):
-        found |= {inner.primitive.name} | _primitives(tuple(inner.params.values()))
-    return found
+        yield inner
+        yield from _equations(tuple(inner.params.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,17 +335,44 @@ class Traced:
         return Traced(*jax.make_jaxpr(function, return_shape=True)(*leaves))
 
     @property
-    def primitives(self) -> set[str]:
-        return _primitives(self.closed)
+    def sizes(self) -> dict[str, int]:
+        """The primitives, with how many elements the largest operand of each has."""
+        found: dict[str, int] = {}
+        for equation in _equations(self.closed):
+            sizes = [getattr(operand.aval, "size", 1) for operand in equation.invars]
+            name = equation.primitive.name
+            found[name] = max(found.get(name, 0), *sizes, 0)
+        return found
 
-    def call(self, *leaves: Any, **attributes: str) -> Any:
-        """Its result, by a call that has these attributes for the compiler; what is within the call
-        has them not.
+    def call(self, *leaves: Any) -> list[Any]:
+        return jax.extend.core.jaxpr_as_fun(self.closed)(*leaves)
+
+    def small_call(self, *leaves: Any) -> list[Any]:
+        """The same by a call that XLA for the CPU is told to compile as one function, unless it is
+        mapped by `jax.vmap`.
         """
-        function = jax.jit(jax.extend.core.jaxpr_as_fun(self.closed))
-        with set_xla_metadata(**attributes):
-            results = function(*leaves)
-        return jax.tree.structure(self.form).unflatten(results)
+
+        def plain(consts, leaves):
+            closed = jax.extend.core.ClosedJaxpr(self.closed.jaxpr, consts)
+            return jax.extend.core.jaxpr_as_fun(closed)(*leaves)
+
+        def marked(consts, leaves):
+            # XLA's own names. What is within the call was traced before and does not have them.
+            with set_xla_metadata(inlineable="false", xla_cpu_small_call="true"):
+                return jax.jit(plain)(consts, leaves)
+
+        def batched(size, mapped, consts, leaves):
+            axes = jax.tree.map(lambda each: 0 if each else None, tuple(mapped))
+            results = jax.vmap(plain, axes, axis_size=size)(consts, leaves)
+            return results, [True] * len(results)
+
+        mapped = jax.custom_batching.custom_vmap(marked)
+        mapped.def_vmap(batched)
+        return mapped(list(self.closed.consts), list(leaves))
+
+
+# Of these versions it is known what they make of a small call.
+KNOWS_SMALL_CALLS = (0, 10) <= jax.__version_info__ < (0, 13)
 
 
 # JAX, equinox, and diffmh itself.

@@ -30,8 +30,13 @@ _PLAIN = set(
     """.split()  # noqa: SIM905
 )
 
-# Bytes of operands up to which it pays. More would keep several cores busy, fusion by fusion.
+# Bytes that a loop carries up to which it pays. More would keep several cores busy, fusion by
+# fusion.
 _MOST_BYTES = 2**20
+
+
+# Sums of more elements may be left to a library.
+_MOST_SUMMED = 2048
 
 
 def runs_kernel_by_kernel() -> bool:
@@ -39,16 +44,22 @@ def runs_kernel_by_kernel() -> bool:
     return not plain_jax.value and jax.default_backend() == "cpu"
 
 
-def as_one_kernel(loop: Callable[..., PyTree], *operands: PyTree) -> PyTree:
-    """`loop(*operands)`, compiled as one function where that can be and pays; it means the same."""
-    if not runs_kernel_by_kernel():
-        return loop(*operands)
-    leaves, structure = jax.tree.flatten(operands)
-    if sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) > _MOST_BYTES:
-        return loop(*operands)
-    flat = lambda *leaves: loop(*structure.unflatten(leaves))
-    traced = compat.Traced.of(flat, *leaves)
-    if not traced.primitives <= _PLAIN:
-        return loop(*operands)
-    # XLA's own names: a call that is not inlined, and is compiled as small loops are.
-    return traced.call(*leaves, inlineable="false", xla_cpu_small_call="true")
+def as_one_kernel(
+    loop: Callable[[PyTree, PyTree], PyTree], carry: PyTree, given: PyTree = None
+) -> PyTree:
+    """`loop(carry, given)`, compiled as one function where that can be and pays; it means the
+    same.
+    """
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry))
+    known = runs_kernel_by_kernel() and compat.KNOWS_SMALL_CALLS
+    if not known or size > _MOST_BYTES:
+        return loop(carry, given)
+    leaves, structure = jax.tree.flatten((carry, given))
+    traced = compat.Traced.of(lambda *leaves: loop(*structure.unflatten(leaves)), *leaves)
+    run = traced.small_call if _is_plain(traced.sizes) else traced.call
+    return jax.tree.structure(traced.form).unflatten(run(*leaves))
+
+
+def _is_plain(sizes: dict[str, int]) -> bool:
+    summed = [size for name, size in sizes.items() if name.startswith(("reduce", "arg"))]
+    return set(sizes) <= _PLAIN and max(summed, default=0) <= _MOST_SUMMED
