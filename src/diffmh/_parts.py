@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 
 def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree) -> PyTree:
@@ -49,3 +49,31 @@ def _put(leaf, number, place, part):
     # What is not in this leaf goes past its end, and is dropped there.
     index = jnp.where((index >= 0) & (index < leaf.size), index, leaf.size)
     return leaf.ravel().at[index].set(part, mode="drop").reshape(leaf.shape)
+
+
+class Unlike(Exception):
+    """Parts that are not of one form."""
+
+
+class OneOf(eqx.Module):
+    """`where` of one among several of a kind, by an index that may be traced: kernels that differ
+    in the part that they move become kernels that differ in a number.
+
+    Raises `Unlike` where the parts are not of one form.
+    """
+
+    wheres: tuple[Callable[[Any], Any], ...]
+    index: Int[Array, ""]
+
+    def __call__(self, x: PyTree) -> PyTree:
+        parts = [where(x) for where in self.wheres]
+        forms = [jax.eval_shape(lambda part=part: part) for part in parts]
+        if any(form != forms[0] for form in forms):
+            raise Unlike
+        return jax.tree.map(lambda *leaves: self._pick(leaves), *parts)
+
+    def _pick(self, leaves: tuple[Array, ...]) -> Array:
+        found = leaves[0]
+        for number, leaf in enumerate(leaves[1:], 1):
+            found = jnp.where(self.index == number, leaf, found)
+        return found

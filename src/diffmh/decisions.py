@@ -89,10 +89,18 @@ class Acceptance(Decision):
 
     accepted: Bool[Array, "*D"]
     log_ratio: Value
+    # s, the derivative of the log law of what was proposed, where some of it is kept apart from
+    # the state's tangent: `proposals.forget`.
+    proposal_score: Float[Array, "P *D"] | None = None
 
     @staticmethod
-    def draw(uniform: Float[Array, "*D"], log_ratio: Value) -> Acceptance:
-        return Acceptance(uniform < accept_probability(log_ratio.primal), log_ratio)
+    def draw(
+        uniform: Float[Array, "*D"],
+        log_ratio: Value,
+        proposal_score: Float[Array, "P *D"] | None = None,
+    ) -> Acceptance:
+        accepted = uniform < accept_probability(log_ratio.primal)
+        return Acceptance(accepted, log_ratio, proposal_score)
 
     @property
     def outcome(self) -> Bool[Array, "*D"]:
@@ -105,8 +113,15 @@ class Acceptance(Decision):
 
     def flip_weight(self, weights):
         """Two-sided: `−dα` after an accept, `+dα` after a reject. One-sided, the paper's:
-        `max(0, −dα)/α` after an accept and `max(0, dα)/(1 − α)` after a reject.
+        `max(0, −dα)/α` after an accept and `max(0, dα)/(1 − α)` after a reject. After an accept
+        `−s` on top.
         """
+        weight = self._own_flip_weight(weights)
+        if self.proposal_score is None:
+            return weight
+        return jnp.where(self.accepted, weight - self.proposal_score, weight)
+
+    def _own_flip_weight(self, weights: Weights) -> Float[Array, "P *D"]:
         log_gradient = self.log_accept_gradient
         if weights == "two-sided":
             gradient = accept_probability(self.log_ratio.primal)[None] * log_gradient
@@ -128,6 +143,8 @@ class Acceptance(Decision):
 
     def score(self):
         gradient = jnp.where(self.accepted, self.log_accept_gradient, self.log_reject_gradient)
+        if self.proposal_score is not None:
+            gradient = gradient + self.proposal_score
         return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
 
     @property

@@ -54,9 +54,15 @@ class Parameters(eqx.Module):
         value = function(self.theta, *primals, *self.args)
         if not self.differentiate:
             return Value(value)
-        primals = rounding.settle(primals, self.never[1])
-        apart = lambda theta, *primals: function(theta, *primals, *self.args)
-        return Value(value, jacobian(apart, self.theta, primals, tangents))
+        primals = self.apart(primals)
+        at_fixed_data = lambda theta, *primals: function(theta, *primals, *self.args)
+        return Value(value, jacobian(at_fixed_data, self.theta, primals, tangents))
+
+    def apart(self, tree: PyTree) -> PyTree:
+        """The same values, to compute derivatives from: whatever is done with them leaves the
+        primal's own instructions as they are.
+        """
+        return rounding.settle(tree, self.never[1])
 
     def kept(self, slots: PyTree) -> PyTree:
         """The same, computed once: several large alternatives would be computed anew for each use
@@ -71,8 +77,7 @@ class Parameters(eqx.Module):
         primal = function(value.primal)
         if not self.differentiate or value.tangent is None:
             return Value(primal)
-        x = rounding.settle(value.primal, self.never[1])
-        return Value(primal, along(function, (x,), (value.tangent,)))
+        return Value(primal, along(function, (self.apart(value.primal),), (value.tangent,)))
 
 
 def _split(operands: tuple[PyTree | Value, ...]) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:

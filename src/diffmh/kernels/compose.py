@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from .. import _validate
+from .. import _parts, _validate
 from .._inversion import index_from_uniform
 from ..kernel import Kernel
+from ..proposals import On
+from .gibbs import Gibbs
+from .metropolis import MetropolisHastings
 
 
 class Cycle(Kernel):
@@ -21,8 +24,9 @@ class Cycle(Kernel):
     Metropolis-within-Gibbs.
 
     Decisions, births and recouplings of alternatives happen at every update; `f` is evaluated once
-    per cycle. Kernels that differ only in arrays (the site that they move) are run by one loop, so
-    that a long sweep compiles quickly.
+    per cycle. Kernels that differ only in arrays (the site that they move), and four or more in
+    succession that differ only in arrays and in the part of the state that they move, are run by
+    one loop, so that a long sweep compiles quickly.
 
     >>> import diffmh
     >>> density = lambda theta, x: -0.5 * (x["a"] - theta) ** 2 - 0.5 * (x["b"] - x["a"]) ** 2
@@ -47,26 +51,16 @@ class Cycle(Kernel):
         return self.kernels[0].start(parameters, x)
 
     def distribute(self, make, key):
-        keys = jax.random.split(key, len(self.kernels))
-        stack = _Stack.of(self.kernels)
-        if stack is None:
-            own = zip(self.kernels, keys, strict=True)
-            return tuple(kernel.distribute(make, key) for kernel, key in own)
-        each = lambda varying, key: stack.kernel(varying).distribute(make, key)
-        return jax.vmap(each, out_axes=1)(stack.varying, keys)
+        keys, begin, noise = jax.random.split(key, len(self.kernels)), 0, []
+        for run in _runs(self.kernels):
+            noise.append(run.distribute(make, keys[begin : begin + len(run.kernels)]))
+            begin += len(run.kernels)
+        return tuple(noise)
 
     def fold(self, advance, carry, noise):
-        stack = _Stack.of(self.kernels)
-        if stack is None:
-            for kernel, kernel_noise in zip(self.kernels, noise, strict=True):
-                carry = kernel.fold(advance, carry, kernel_noise)
-            return carry
-
-        def body(carry, one):
-            varying, kernel_noise = one
-            return stack.kernel(varying).fold(advance, carry, kernel_noise), None
-
-        return jax.lax.scan(body, carry, (stack.varying, noise))[0]
+        for run, run_noise in zip(_runs(self.kernels), noise, strict=True):
+            carry = run.fold(advance, carry, run_noise)
+        return carry
 
     def forgetful(self):
         return Cycle(*(kernel.forgetful() for kernel in self.kernels))
@@ -240,6 +234,92 @@ def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     if all(memory is memories[0] for memory in memories):
         return kernels
     return tuple(kernel.forgetful() for kernel in kernels)
+
+
+# So few kernels that move different parts are not made one loop.
+_MANY = 4
+
+
+class _Looped(eqx.Module):
+    """The noise of kernels that are run by one loop."""
+
+    noise: PyTree
+
+
+class _Run(eqx.Module):
+    """Kernels in succession, run by one loop where they can be."""
+
+    kernels: tuple[Kernel, ...]
+    stack: _Stack | None
+
+    def distribute(self, make, keys):
+        if self.stack is not None:
+            stack = self.stack
+            each = lambda varying, key: stack.kernel(varying).distribute(make, key)
+            try:
+                return _Looped(jax.vmap(each, out_axes=1)(stack.varying, keys))
+            except _parts.Unlike:
+                pass  # What form the parts have is only known where the state is.
+        own = zip(self.kernels, keys, strict=True)
+        return tuple(kernel.distribute(make, key) for kernel, key in own)
+
+    def fold(self, advance, carry, noise):
+        if not isinstance(noise, _Looped):
+            for kernel, kernel_noise in zip(self.kernels, noise, strict=True):
+                carry = kernel.fold(advance, carry, kernel_noise)
+            return carry
+        stack = self.stack
+        assert stack is not None
+
+        def body(carry, one):
+            varying, kernel_noise = one
+            return stack.kernel(varying).fold(advance, carry, kernel_noise), None
+
+        return jax.lax.scan(body, carry, (stack.varying, noise.noise))[0]
+
+
+def _runs(kernels: tuple[Kernel, ...]) -> list[_Run]:
+    """The kernels, those in succession together that one loop can run."""
+    whole = _Stack.of(kernels)
+    if whole is not None:
+        return [_Run(kernels, whole)]
+    runs: list[_Run] = []
+    begin = 0
+    while begin < len(kernels):
+        end = begin + 1
+        while end < len(kernels) and _differ_in_part(kernels[begin], kernels[end]):
+            end += 1
+        alike = kernels[begin:end]
+        stack = _Stack.of(_by_number(alike)) if len(alike) >= _MANY else None
+        runs.append(_Run(alike, stack))
+        begin = end
+    return runs
+
+
+def _part(kernel: Any) -> Any:
+    """The `where` of a kernel that moves a part of the state."""
+    return kernel.where if isinstance(kernel, Gibbs) else kernel.proposal.where
+
+
+def _differ_in_part(first: Kernel, other: Kernel) -> bool:
+    """Whether two kernels differ in nothing but arrays and the part that they move."""
+    for kernel in (first, other):
+        match kernel:
+            case Gibbs() | MetropolisHastings(proposal=On()):
+                pass
+            case _:
+                return False
+    if type(first) is not type(other):
+        return False
+    return _Stack.of(_by_number((first, other))) is not None
+
+
+def _by_number(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """The kernels, each picking its part by its number among the parts of all."""
+    wheres = tuple(_part(kernel) for kernel in kernels)
+    picks = [_parts.OneOf(wheres, jnp.asarray(number)) for number in range(len(kernels))]
+    own = zip(kernels, picks, strict=True)
+    return tuple(eqx.tree_at(_part, kernel, pick) for kernel, pick in own)
 
 
 class _Stack(eqx.Module):

@@ -159,8 +159,9 @@ class MetropolisHastings(Update):
 
     def step(self, parameters: Parameters, state: State, noise: Noise) -> Step:
         x_new, choices = self._propose(parameters, state, noise)
+        x_new, proposal_score = self._forget(parameters, state, x_new)
         proposed, log_ratio = self._log_ratio(parameters, state, x_new)
-        acceptance = Acceptance.draw(noise.uniform, log_ratio)
+        acceptance = Acceptance.draw(noise.uniform, log_ratio, proposal_score)
         after = _trees.select(acceptance.accepted, proposed, state)
         if not choices:
             return Step(state, after, (acceptance,), proposed)
@@ -288,6 +289,20 @@ class MetropolisHastings(Update):
             return propose(proposal, x, proposals.draw_one(proposal, key, x))
 
         return parameters.evaluate(smoothly, state.value), ()
+
+    def _forget(
+        self, parameters: Parameters, state: State, x_new: Value
+    ) -> tuple[Value, Float[Array, "P"] | None]:
+        """`x'` with less of the state's tangent, and the score of what was taken off."""
+        if not parameters.differentiate or state.tangent is None:
+            return x_new, None
+        proposal = self.proposal_at(parameters.theta, *parameters.args)
+        x, there = parameters.apart((state.x, x_new.primal))
+        one = lambda tangent, new: proposals.forget(proposal, x, there, tangent, new)
+        found = jax.vmap(one)(state.tangent, x_new.tangent)
+        if found is None:
+            return x_new, None
+        return Value(x_new.primal, found.tangent), found.score
 
     def _others(self, parameters: Parameters, state: State, noise: Noise) -> State:
         """Where each choice would have led with the same uniform, choices leading."""

@@ -8,6 +8,8 @@ from .choices import moved_part as moved_part
 from .finite import FiniteProposal as FiniteProposal
 from .finite import OtherState as OtherState
 from .finite import TransitionMatrix as TransitionMatrix
+from .forgetting import Forgotten as Forgotten
+from .forgetting import forget as forget
 from .gaussian import CrankNicolson as CrankNicolson
 from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
