@@ -64,8 +64,16 @@ class Composition(Differentiable):
         )
         many = ravel_pytree(theta)[0].size > _MANY_PARAMETERS
         value, jacobian = (_backward if many else _forward)(flat, theta, means, runs)
+        of_all = lambda name: tuple(dict.fromkeys(x for run in runs for x in getattr(run, name)))
         return RunChains(
-            unflatten, theta, value, jacobian, tuple(o for run in runs for o in run.outcomes)
+            unflatten,
+            theta,
+            value,
+            jacobian,
+            tuple(outcome for run in runs for outcome in run.outcomes),
+            of_all("jumps"),
+            of_all("notes"),
+            of_all("warnings"),
         )
 
     @property

@@ -18,6 +18,16 @@ def potts(theta, z):
     return theta * jnp.sum(z[1:] == z[:-1]) + 0.3 * theta * jnp.sum(z == 0)
 
 
+def terms_of(i):
+    """The terms of `potts` that site i has a part in: a density of its own for each site."""
+
+    def local(theta, z):
+        neighbour = jnp.abs(jnp.arange(NUM_SITES) - i) == 1
+        return theta * jnp.sum((z == z[i]) & neighbour) + 0.3 * theta * (z[i] == 0)
+
+    return local
+
+
 def mixed(theta, x):
     return (
         smooth(theta, x["mean"]) + potts(theta, x["label"]) + theta * x["mean"][0] * x["label"][1]
@@ -46,6 +56,27 @@ CASES = {
 
 def total(theta, x):
     return sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(x))
+
+
+def test_a_density_of_its_own_for_each_site():
+    """A ratio needs the terms of its site alone: the chain is that of the whole density, and what
+    one site knows of its own is not taken for another's.
+    """
+
+    def slopes(density_at):
+        at = lambda i: diffmh.MetropolisHastings(
+            density_at(i), diffmh.On(element(i), diffmh.OtherState(3))
+        )
+        mean = diffmh.expectation(
+            total,
+            diffmh.Sweep(at, NUM_SITES),
+            init=jnp.zeros(NUM_SITES, int),
+            num_samples=10,
+            num_chains=64,
+        )
+        return jax.jit(jax.value_and_grad(mean))(0.7, jax.random.key(3))
+
+    np.testing.assert_allclose(slopes(terms_of), slopes(lambda i: potts), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

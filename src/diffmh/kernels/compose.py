@@ -106,7 +106,7 @@ class Sweep(Kernel):
     step: a systematic sweep over sites, compiled once for all of them.
 
     `kernel_at(site)` makes the kernel of a site, a traced integer; all sites must have kernels of
-    one form.
+    one form. Their densities may differ, as those that add up only the terms of one site do.
 
     Refused: kernels of whose parts the number depends on the site.
 
@@ -126,6 +126,10 @@ class Sweep(Kernel):
         self.kernel_at = _validate.function(kernel_at, name, "kernel_at", "site -> kernel")
         self.num_sites = _validate.count(num_sites, "Sweep(num_sites=...)")
         _validate.instance(self._at(0), Kernel, name, "kernel_at(0)")
+        # A density that is made anew for each site may be another at each: what one site has
+        # remembered of its own is no use to the next.
+        if not _remember_alike((self._at(0), self._at(0))):
+            self.kernel_at = lambda site: kernel_at(site).forgetful()
 
     def _at(self, site: int | Int[Array, ""]) -> Kernel:
         return self.kernel_at(jnp.asarray(site))
@@ -230,10 +234,14 @@ def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:
 
 def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """The kernels, which remember the same in a state, or nothing."""
-    memories = [update.remembers for kernel in kernels for update in kernel.updates()]
-    if all(memory is memories[0] for memory in memories):
+    if _remember_alike(kernels):
         return kernels
     return tuple(kernel.forgetful() for kernel in kernels)
+
+
+def _remember_alike(kernels: tuple[Kernel, ...]) -> bool:
+    memories = [update.remembers for kernel in kernels for update in kernel.updates()]
+    return all(memory is memories[0] for memory in memories)
 
 
 # So few kernels that move different parts are not made one loop.
