@@ -9,11 +9,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees, _validate
-from ..proposals import GaussianProposal, Proposal
+from ..proposals import GaussianProposal
 from .coupling import NoiseCoupling
 
 
-class GradientCommonRandomNumbers(NoiseCoupling):
+class GradientCoupling(NoiseCoupling):
+    """What steers Gaussian steps by a gradient and draws one normal number for each."""
+
+    gradient: Callable[[PyTree], PyTree]
+
+    def __init__(self, gradient: Callable[[PyTree], PyTree]):
+        self.gradient = _validate.function(
+            gradient, f"{type(self).__name__}(gradient)", "gradient", "state -> its gradient"
+        )
+
+    def mismatch(self, proposal):
+        if isinstance(proposal, GaussianProposal):
+            return None
+        return f"steers Gaussian steps, and `{type(proposal).__name__}` does not take any"
+
+    def noise(self, key, proposal, x, num_steps):
+        return jax.random.normal(key, (num_steps,))
+
+
+class GradientCommonRandomNumbers(GradientCoupling):
     """For Gaussian steps `x' = m(x) + L z`: the same noise, but each chain takes the component
     along *its own* gradient from the same number (Papp and Sherlock, arXiv 2211.12585).
 
@@ -38,26 +57,13 @@ class GradientCommonRandomNumbers(NoiseCoupling):
     `gradient` takes the part that moves. Refused for proposals that are not Gaussian.
     """
 
-    gradient: Callable[[PyTree], PyTree]
-
-    def __init__(self, gradient: Callable[[PyTree], PyTree]):
-        self.gradient = _validate.function(
-            gradient, "GradientCommonRandomNumbers(gradient)", "gradient", "state -> its gradient"
-        )
-
-    def mismatch(self, proposal):
-        return _mismatch(proposal)
-
-    def noise(self, key, proposal, x, num_steps):
-        return jax.random.normal(key, (num_steps,))
-
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
         assert isinstance(proposal, GaussianProposal)
         shared, rest = _split(self.gradient, proposal, x, x_new, noise)
         return _joined(self.gradient, proposal, y, shared, rest)
 
 
-class GradientReflection(NoiseCoupling):
+class GradientReflection(GradientCoupling):
     """As `GradientCommonRandomNumbers`, and the rest of the step is mirrored: chains accept and
     reject together, and meanwhile approach each other.
 
@@ -77,19 +83,6 @@ class GradientReflection(NoiseCoupling):
     Refused for proposals that are not Gaussian.
     """
 
-    gradient: Callable[[PyTree], PyTree]
-
-    def __init__(self, gradient: Callable[[PyTree], PyTree]):
-        self.gradient = _validate.function(
-            gradient, "GradientReflection(gradient)", "gradient", "state -> its gradient"
-        )
-
-    def mismatch(self, proposal):
-        return _mismatch(proposal)
-
-    def noise(self, key, proposal, x, num_steps):
-        return jax.random.normal(key, (num_steps,))
-
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
         assert isinstance(proposal, GaussianProposal)
         shared, rest = _split(self.gradient, proposal, x, x_new, noise)
@@ -98,12 +91,6 @@ class GradientReflection(NoiseCoupling):
         along = _trees.dot(apart, rest) / jnp.where(distance > 0, distance, 1.0)
         mirrored = _moved(rest, -2 * along, apart)
         return _joined(self.gradient, proposal, y, shared, mirrored)
-
-
-def _mismatch(proposal: Proposal) -> str | None:
-    if isinstance(proposal, GaussianProposal):
-        return None
-    return f"steers Gaussian steps, and `{type(proposal).__name__}` does not take any"
 
 
 def _split(

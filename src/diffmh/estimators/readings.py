@@ -143,7 +143,8 @@ def ended(block: Block) -> tuple[PyTree, Closed, Bool[Array, "E C"]]:
     still_open = Closed(memory.birth, left)
     merge = lambda steps, slots: jnp.concatenate([steps.reshape(-1, *slots.shape[1:]), slots])
     closed = jax.tree.map(merge, kept.closed, still_open)
-    memory = dataclasses.replace(memory, total=memory.total - left)
+    # The chains are its last axis here, so it is not made anew: `Open` says the shapes of one.
+    memory = eqx.tree_at(lambda memory: memory.total, memory, memory.total - left)
     return memory, closed, jnp.any(closed.total != 0, axis=(1, 2))
 
 

@@ -51,17 +51,8 @@ def flip_odds(theta: Any, x: Any, y: Any, *args: Any) -> Float[Array, ""]:
     return log_density(theta, y) - log_density(theta, x)
 
 
-class HalfSweep(BlockUpdate):
-    """All sites of one colour at once. One random word per site holds its proposal and its accept
-    uniform.
-
-    With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the
-    alternative gets the same proposals and uniforms: a monotone coupling. With `flip=True` each
-    site is proposed to flip, the paper's "uncoupled": chains rarely meet.
-    """
-
-    colour: int = eqx.field(static=True)
-    flip: bool = eqx.field(static=True, default=False)
+class IsingUpdate(BlockUpdate):
+    """Sites of a lattice, whichever they are: the density that they leave invariant."""
 
     def log_density(self, theta, x, *args):
         return log_density(theta, x)
@@ -73,6 +64,19 @@ class HalfSweep(BlockUpdate):
     @property
     def flip_odds(self):
         return flip_odds
+
+
+class HalfSweep(IsingUpdate):
+    """All sites of one colour at once. One random word per site holds its proposal and its accept
+    uniform.
+
+    With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the
+    alternative gets the same proposals and uniforms: a monotone coupling. With `flip=True` each
+    site is proposed to flip, the paper's "uncoupled": chains rarely meet.
+    """
+
+    colour: int = eqx.field(static=True)
+    flip: bool = eqx.field(static=True, default=False)
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps L half"]:
         return jax.random.bits(key, (num_steps, *x.black.shape), jnp.uint32)
@@ -102,22 +106,11 @@ class HalfSweep(BlockUpdate):
         return mine * (1 - change * (2.0 if self.flip else 1.0))
 
 
-class SiteUpdate(BlockUpdate):
+class SiteUpdate(IsingUpdate):
     """One site of an (L, L) lattice, with the proposals of `HalfSweep`."""
 
     site: Int[Array, "2"]
     flip: bool = eqx.field(static=True, default=False)
-
-    def log_density(self, theta, x, *args):
-        return log_density(theta, x)
-
-    @property
-    def target(self):
-        return log_density
-
-    @property
-    def flip_odds(self):
-        return flip_odds
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps"]:
         return jax.random.bits(key, (num_steps,), jnp.uint32)
