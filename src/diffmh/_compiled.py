@@ -77,7 +77,9 @@ def _with_derivative(simulation: Simulation, outcome: Outcome):
     assert isinstance(watch, Watch)
 
     def stretches(sums: Observed, lengths) -> Stretches:
-        divide = lambda leaf: leaf / jnp.maximum(1, lengths).reshape(-1, *(1,) * (leaf.ndim - 1))
+        def divide(leaf):
+            return leaf / jnp.maximum(1, lengths).reshape(-1, *(1,) * (leaf.ndim - 1))
+
         means = jax.tree.map(divide, sums)
         return Stretches(means.value, jax.vmap(derivative)(means.estimator, means.value), lengths)
 
@@ -118,9 +120,10 @@ def followed(simulation: Simulation, theta, key, args, course: Course):
 
     def round_of(number: int) -> Round:
         own = loop_with(round_key(key, number))
-        advance = lambda first, last, progress: _advance(
-            own, progress, jnp.int32(first), jnp.int32(last)
-        )
+
+        def advance(first, last, progress):
+            return _advance(own, progress, jnp.int32(first), jnp.int32(last))
+
         return Round(loop.num_blocks, begin, form, advance, problem)
 
     results = course.follow(round_of)

@@ -180,9 +180,9 @@ def _program(expectation: Differentiable, theta: PyTree, key, args):
     @eqx.filter_jit
     def both(theta, key, args):
         def along(direction):
-            value = lambda theta: jax.vmap(flatten, out_axes=-1)(
-                expectation.per_chain(theta, key, *args)
-            )
+            def value(theta):
+                return jax.vmap(flatten, out_axes=-1)(expectation.per_chain(theta, key, *args))
+
             return jax.jvp(value, (theta,), (unravel(direction),))
 
         value, slope = jax.vmap(along, out_axes=(None, 0))(basis)

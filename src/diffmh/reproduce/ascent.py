@@ -80,7 +80,9 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Asce
 
 
 def _rows(data: Ascents, budget: str, tolerance: float) -> list[Row]:
-    last = lambda climb: float(np.mean(climb.theta[-(len(climb.theta) // 20) :]))
+    def last(climb):
+        return float(np.mean(climb.theta[-(len(climb.theta) // 20) :]))
+
     coupled, uncoupled = last(data.coupled), last(data.uncoupled)
     error = batch_error(data.ours.theta[len(data.ours.theta) // 2 :])
     exact = f"{data.peak:.4f}"

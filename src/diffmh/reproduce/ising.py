@@ -41,7 +41,10 @@ class Ising(Data):
 
 def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Ising]:
     num_samples, burn_in, num_chains = (200, 250, 64) if fast else (1_000, 500, 256)
-    energy_and_capacity = lambda t, m: jnp.stack([m[0] - 2.0 * SIZE**2, model.heat_capacity(t, m)])
+
+    def energy_and_capacity(t, m):
+        return jnp.stack([m[0] - 2.0 * SIZE**2, model.heat_capacity(t, m)])
+
     four = StochasticDerivative(alternatives=4)
     both = compose(energy_and_capacity, moments(num_samples, burn_in, num_chains, estimator=four))
     at = jax.jit(lambda temperature, key: estimate(both, temperature, key))
