@@ -186,7 +186,7 @@ def test_drawing_reads_only_what_was_saved(results, monkeypatch):
     before = (out / "recoupling.svg").read_bytes()
     (out / "recoupling.svg").unlink()
     monkeypatch.setattr(run.jax.random, "key", lambda *_: pytest.fail("drawing computes nothing"))
-    saved.draw(EXPERIMENTS["recoupling"], out)
+    saved.plot(EXPERIMENTS["recoupling"], out)
     assert (out / "recoupling.svg").read_bytes() == before
 
 
@@ -399,7 +399,7 @@ def test_data_are_read_back_as_they_were(name):
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_figures_from_data(name, narrow, tmp_path):
-    figure = EXPERIMENTS[name].draw(SMALL[name], narrow)
+    figure = EXPERIMENTS[name].plot(SMALL[name], narrow)
     if narrow:
         assert figure.get_figwidth() == pytest.approx(style.NARROW)
     saved.write(figure, tmp_path / f"{name}.svg")
@@ -407,14 +407,14 @@ def test_figures_from_data(name, narrow, tmp_path):
 
 
 def test_the_mixtures_panels_are_in_order():
-    axes = EXPERIMENTS["mixture"].draw(SMALL["mixture"], False).axes[:5]
+    axes = EXPERIMENTS["mixture"].plot(SMALL["mixture"], False).axes[:5]
     places = {ax.get_title(loc="left")[:2]: ax.get_subplotspec() for ax in axes}
     key = lambda place: (place.rowspan.start, place.colspan.start)
     assert sorted(places, key=lambda name: key(places[name])) == ["a)", "b)", "c)", "d)", "e)"]
 
 
 def test_the_red_line_of_fig_3_is_the_optimum_found():
-    figure = EXPERIMENTS["ising"].draw(SMALL["ising"], False)
+    figure = EXPERIMENTS["ising"].plot(SMALL["ising"], False)
     for ax in figure.axes:
         red = [line for line in ax.get_lines() if line.get_color() == style.RED]
         assert list(red[0].get_xdata()) == [2.6, 2.6]

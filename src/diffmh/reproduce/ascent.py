@@ -120,7 +120,7 @@ def batch_error(values: np.ndarray, num_batches: int = 8) -> float:
     return float(np.std(means, ddof=1) / num_batches**0.5)
 
 
-def draw(data: Ascents, narrow: bool) -> Figure:
+def plot(data: Ascents, narrow: bool) -> Figure:
     figure, (temperature, capacity, ours) = style.panels(
         3.3, 3.3, 3.3, height=2.8 if narrow else 3.1, narrow=narrow
     )
@@ -157,5 +157,5 @@ EXPERIMENT = Experiment(
     ),
     data=Ascents,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )

@@ -112,7 +112,7 @@ def _rows(data: Ising, num_grid: int) -> list[Row]:
     ]
 
 
-def draw(data: Ising, narrow: bool) -> Figure:
+def plot(data: Ising, narrow: bool) -> Figure:
     figure, axes = style.panels(3.3, 3.3, 3.3, height=3.1 if not narrow else 2.8, narrow=narrow)
     order = np.argsort(data.temperature)
     t, exact = data.temperature[order], data.curve
@@ -153,5 +153,5 @@ EXPERIMENT = Experiment(
     ),
     data=Ising,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )

@@ -128,7 +128,7 @@ def window(born: np.ndarray, alive: np.ndarray, differing: np.ndarray) -> tuple[
     return -start, slot
 
 
-def draw(data: Recoupling, narrow: bool) -> Figure:
+def plot(data: Recoupling, narrow: bool) -> Figure:
     rows = 2 if narrow else 1
     columns = -(-data.num_sweeps // rows)
     side = 1.3 if narrow else 1.6
@@ -198,6 +198,6 @@ EXPERIMENT = Experiment(
     ),
     data=Recoupling,
     compute=compute,
-    draw=draw,
+    plot=plot,
     film=film,
 )

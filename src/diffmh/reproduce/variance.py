@@ -122,7 +122,7 @@ def _rows(data: Variance, i: int) -> list[Row]:
     ]
 
 
-def draw(data: Variance, narrow: bool) -> Figure:
+def plot(data: Variance, narrow: bool) -> Figure:
     figure, (ax,) = style.panels(6.6, height=4.0)
     if narrow:
         figure.set_size_inches(style.NARROW, 4.6)
@@ -153,5 +153,5 @@ EXPERIMENT = Experiment(
     ),
     data=Variance,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )
