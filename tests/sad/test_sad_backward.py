@@ -50,7 +50,7 @@ def test_many_parameters_backward(estimator):
     expected = sad.expectation(network, estimator=estimator)
     gradient = jax.vmap(jax.grad(expected), (None, 0, None))
     flat = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]
-    exact = flat(jax.grad(network_mean)(theta, inputs))
+    exact = flat(jax.jit(jax.grad(network_mean))(theta, inputs))
     direction = jax.random.normal(keys[3], exact.shape)
     slopes = jax.jit(
         lambda keys: jax.vmap(flat)(gradient(theta, keys, inputs)), compiler_options=QUICK
@@ -79,8 +79,8 @@ def test_what_jax_differentiates_is_differentiated_backward():
         return 2.0 * sad.bernoulli(key, p) + smooth(theta)
 
     theta = jnp.linspace(0.1, 0.9, 20)
-    exact = jax.grad(lambda t: 2 * jax.nn.sigmoid(smooth(t) - 1) + smooth(t))(theta)
-    slope = jax.grad(sad.expectation(this))(theta, KEY)
+    exact = jax.jit(jax.grad(lambda t: 2 * jax.nn.sigmoid(smooth(t) - 1) + smooth(t)))(theta)
+    slope = jax.jit(jax.grad(sad.expectation(this)))(theta, KEY)
     np.testing.assert_allclose(slope, exact, rtol=1e-4)
 
 
@@ -95,7 +95,7 @@ def test_a_while_loop_keeps_the_forward_mode_and_says_so():
         return 1.0 * n + theta.sum()
 
     with pytest.warns(UserWarning, match="while_loop"):
-        slope = jax.grad(sad.expectation(this))(jnp.full(17, 0.3), KEY)
+        slope = jax.jit(jax.grad(sad.expectation(this)))(jnp.full(17, 0.3), KEY)
     assert np.all(slope[1:] == 1.0)
 
 
