@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from sad_programs import VAE_DATA
+from sad_programs import VAE_DATA, chances_of_life
 
 
 def bernoulli(key, p):
@@ -69,12 +69,7 @@ def life(theta, key):
     start = (jax.random.uniform(jax.random.key(1), (8, 8)) < 0.4).astype(int)
 
     def step(board, key):
-        shifts = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
-        around = sum(jnp.roll(board, shift, (0, 1)) for shift in shifts)
-        survives = (board == 1) & ((around == 2) | (around == 3))
-        is_born = (board == 0) & (around == 3)
-        p = jnp.where(survives, theta[0], jnp.where(is_born, theta[1], 0.02))
-        drawn, log_prob = bernoulli(key, p)
+        drawn, log_prob = bernoulli(key, chances_of_life(theta, board))
         return drawn.astype(int), log_prob
 
     board, log_probs = jax.lax.scan(step, start, jax.random.split(key, 10))

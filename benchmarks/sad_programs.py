@@ -56,17 +56,21 @@ def autoencoder(theta, key):
     return reconstruction + divergence.sum()
 
 
+def chances_of_life(theta, board):
+    """Of each cell, to live in the next generation."""
+    shifts = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
+    around = sum(jnp.roll(board, shift, (0, 1)) for shift in shifts)
+    survives = (board == 1) & ((around == 2) | (around == 3))
+    is_born = (board == 0) & (around == 3)
+    return jnp.where(survives, theta[0], jnp.where(is_born, theta[1], 0.02))
+
+
 def life(theta, key):
     """A game of life on 8 × 8 cells, 10 steps, whose rule holds with probabilities."""
     start = (jax.random.uniform(jax.random.key(1), (8, 8)) < 0.4).astype(int)
 
     def step(board, key):
-        shifts = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
-        around = sum(jnp.roll(board, shift, (0, 1)) for shift in shifts)
-        survives = (board == 1) & ((around == 2) | (around == 3))
-        is_born = (board == 0) & (around == 3)
-        p = jnp.where(survives, theta[0], jnp.where(is_born, theta[1], 0.02))
-        return sad.bernoulli(key, p).astype(int), None
+        return sad.bernoulli(key, chances_of_life(theta, board)).astype(int), None
 
     return 1.0 * jax.lax.scan(step, start, jax.random.split(key, 10))[0].sum()
 

@@ -133,8 +133,8 @@ def test_the_first_dies_or_one_falls_silent(number, how, tmp_path):
 def test_one_process_goes_on_where_two_were_cut_down(interrupted, tmp_path, monkeypatch):
     directory, _ = interrupted
     copy = shutil.copytree(directory, tmp_path / "checkpoint")
-    expectation, firsts = sys.modules["diffmh.expectation"], []
-    advance = expectation._advance
+    compiled, firsts = sys.modules["diffmh._compiled"], []
+    advance = compiled._advance
 
     def noted(*given):
         if concrete(given[2]):
@@ -142,7 +142,7 @@ def test_one_process_goes_on_where_two_were_cut_down(interrupted, tmp_path, monk
         return advance(*given)
 
     noted.lower = advance.lower
-    monkeypatch.setattr(expectation, "_advance", noted)
+    monkeypatch.setattr(compiled, "_advance", noted)
     options = {"init": 0.0, "num_samples": SAMPLES, "num_chains": 64}
     mean = diffmh.expectation(lambda theta, x: x, gaussian.sampler(), **options)
     resumed = mean.run(0.5, jax.random.key(0), checkpoint=copy)

@@ -138,8 +138,8 @@ def test_kill_9(tmp_path):
 
 def test_a_resumed_run_does_not_begin_anew(tmp_path, monkeypatch):
     """What was done before is not done again: its steps are counted."""
-    expectation = sys.modules["diffmh.expectation"]
-    steps, advance = [], expectation._advance
+    compiled = sys.modules["diffmh._compiled"]
+    steps, advance = [], compiled._advance
 
     def counted(*given):
         if concrete(*given[2:4]):
@@ -147,7 +147,7 @@ def test_a_resumed_run_does_not_begin_anew(tmp_path, monkeypatch):
         return advance(*given)
 
     counted.lower = advance.lower
-    monkeypatch.setattr(expectation, "_advance", counted)
+    monkeypatch.setattr(compiled, "_advance", counted)
     place = diffmh.Checkpoint(tmp_path / "c", seconds=0)
     MEAN.run(0.5, KEY, checkpoint=place)
     assert steps[0][0] == 0 and [a for a, _ in steps[1:]] == [b for _, b in steps[:-1]]

@@ -1,4 +1,4 @@
-"""The paper on one command: what is saved, what is drawn from it, the table and the exit code."""
+"""The paper on one command: what is saved, the table and the exit code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from figure_data import SMALL
 
-from diffmh.plots import style
-from diffmh.reproduce import EXPERIMENTS, Outcome, Row, catalogue, page, run, saved
-from diffmh.reproduce.ascent import Ascents, Climb
-from diffmh.reproduce.branching import Branching
-from diffmh.reproduce.data import from_arrays, to_arrays
+from diffmh.reproduce import EXPERIMENTS, Outcome, Row, catalogue, run, saved
 from diffmh.reproduce.experiment import against_exact, digits, worst
-from diffmh.reproduce.ising import Ising
-from diffmh.reproduce.mixture import Mixture, maximiser, reached
+from diffmh.reproduce.mixture import maximiser, reached
 from diffmh.reproduce.progress import Progress
-from diffmh.reproduce.recoupling import BLACK, DIFFERS, WHITE, Recoupling, film
-from diffmh.reproduce.variance import Variance
 from diffmh_command import main
 
 
@@ -51,66 +44,6 @@ def results(tmp_path_factory):
     done = command("reproduce", "branching", "4", "--fast", "--out", out)
     assert done.code == 0, done.stderr
     return out, done
-
-
-def flags(text: str) -> np.ndarray:
-    return np.array([letter == "1" for letter in text])
-
-
-H = np.linspace(-14, 14, 9)
-LATTICES = np.where(np.random.default_rng(0).random((8, 12, 12)) < 0.5, 1, -1).astype(np.int8)
-TWO = np.array([1e-3, 1e-4])
-PATH = Climb(theta=np.linspace(6, 2.3, 40), value=np.ones(40))
-SMALL = {
-    "branching": Branching(
-        primal=np.linspace(0, 1, 9),
-        alternative=np.linspace(1, 2, 8),
-        weight=np.full(8, 0.3),
-        alive=flags("11011100"),
-        born=flags("10010100"),
-        recoupled=flags("00100010"),
-        first=0,
-        last=8,
-        theta=0.5,
-    ),
-    "mixture": Mixture(
-        path=np.array([0, 1, 2, 1]),
-        h=H,
-        posterior=np.full((9, 3), 1 / 3),
-        entropy=1 - H**2 / 400,
-        slope=-H / 200,
-        slope_error=0 * H + 0.01,
-        exact_entropy=1 - H**2 / 400,
-        exact_slope=-H / 200,
-        ascents=np.ones((2, 5)),
-        maximiser=1.0,
-    ),
-    "ising": Ising(
-        temperature=np.array([3.0, 1.0, 2.0]),
-        value=np.ones((3, 2)),
-        value_error=np.ones((3, 2)),
-        slope=np.ones((3, 2)),
-        slope_error=np.ones((3, 2)),
-        exact=np.ones((3, 3)),
-        curve_temperature=H,
-        curve=np.stack([H, H, H], 1),
-        peak=2.3,
-        optimum=2.6,
-    ),
-    "recoupling": Recoupling(
-        primal=LATTICES,
-        alternative=-LATTICES,
-        alive=flags("11111110"),
-        born=flags("10010000"),
-        recoupled=flags("00000001"),
-        weight=np.ones(8),
-        first_sweep=10,
-        first=1,
-        num_sweeps=6,
-    ),
-    "variance": Variance(np.array([50, 500]), *[TWO] * 5),
-    "ascent": Ascents(coupled=PATH, uncoupled=PATH, ours=PATH, average=2.3, peak=2.33),
-}
 
 
 @pytest.fixture
@@ -186,7 +119,7 @@ def test_drawing_reads_only_what_was_saved(results, monkeypatch):
     before = (out / "recoupling.svg").read_bytes()
     (out / "recoupling.svg").unlink()
     monkeypatch.setattr(run.jax.random, "key", lambda *_: pytest.fail("drawing computes nothing"))
-    saved.draw(EXPERIMENTS["recoupling"], out)
+    saved.plot(EXPERIMENTS["recoupling"], out)
     assert (out / "recoupling.svg").read_bytes() == before
 
 
@@ -378,79 +311,3 @@ def test_an_ascent_that_still_swings_has_not_converged():
     assert not any(row.passed for row in reached(swinging, best))
     one_astray = settled + 0.05 * (np.arange(10) == 3)[:, None]
     assert not reached(one_astray, best)[1].passed
-
-
-# ---- data and drawing
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_data_are_read_back_as_they_were(name):
-    data = SMALL[name]
-    arrays = to_arrays(data)
-    again = from_arrays(type(data), arrays)
-    assert type(data) is EXPERIMENTS[name].data
-    for key, array in to_arrays(again).items():
-        np.testing.assert_array_equal(array, arrays[key])
-    arrays.popitem()
-    with pytest.raises(KeyError):
-        from_arrays(type(data), arrays)
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_figures_from_data(name, narrow, tmp_path):
-    figure = EXPERIMENTS[name].draw(SMALL[name], narrow)
-    if narrow:
-        assert figure.get_figwidth() == pytest.approx(style.NARROW)
-    saved.write(figure, tmp_path / f"{name}.svg")
-    assert (tmp_path / f"{name}.svg").stat().st_size > 5_000
-
-
-def test_the_mixtures_panels_are_in_order():
-    axes = EXPERIMENTS["mixture"].draw(SMALL["mixture"], False).axes[:5]
-    places = {ax.get_title(loc="left")[:2]: ax.get_subplotspec() for ax in axes}
-    key = lambda place: (place.rowspan.start, place.colspan.start)
-    assert sorted(places, key=lambda name: key(places[name])) == ["a)", "b)", "c)", "d)", "e)"]
-
-
-def test_the_red_line_of_fig_3_is_the_optimum_found():
-    figure = EXPERIMENTS["ising"].draw(SMALL["ising"], False)
-    for ax in figure.axes:
-        red = [line for line in ax.get_lines() if line.get_color() == style.RED]
-        assert list(red[0].get_xdata()) == [2.6, 2.6]
-
-
-def contrast(one: str, other: str) -> float:
-    """Of the Web Content Accessibility Guidelines: 1 for none, 21 for black on white."""
-
-    def luminance(colour):
-        parts = np.array(to_rgb(colour))
-        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-        return float(linear @ [0.2126, 0.7152, 0.0722])
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_the_red_of_fig_4_is_seen_on_black_and_on_white():
-    assert contrast(DIFFERS, BLACK) > 3 and contrast(DIFFERS, WHITE) > 3
-    assert contrast("#9c0d24", BLACK) < 3, "what it was before could not be seen"
-
-
-def test_the_film_says_what_was_pruned():
-    frames = film(SMALL["recoupling"])["frames"]
-    assert [frame["born"] for frame in frames] == [bool(b) for b in flags("10010000")]
-    assert [frame["pruned"] for frame in frames] == [bool(b) for b in flags("00010000")]
-
-
-def test_the_page_has_every_colour_by_day_and_by_night():
-    """Each colour of the figures has a name in the style sheet, with a value for both."""
-    source = pathlib.Path(page.__file__).with_name("page.html").read_text()
-    day, night = (
-        dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part))
-        for part in source.split("prefers-color-scheme: dark", 1)
-    )
-    for value, name in page.COLOURS.items():
-        assert day[name] == value and name in night
-    for name in ("ink", "soft", "red", "blue", "green", "amber", "violet"):
-        assert contrast(day[name], day["paper"]) > 3 and contrast(night[name], night["paper"]) > 3

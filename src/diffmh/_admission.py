@@ -200,9 +200,10 @@ def _jumps_of_f(simulation, theta, x, args) -> list[Jump]:
 
 def _check_scalars(simulation, theta, x, args) -> None:
     for update in simulation.kernel.updates():
-        evaluate = lambda theta, x, update=update: _validate.numbers(
-            update.log_density(theta, x, *args), "`log_density`"
-        )
+
+        def evaluate(theta, x, update=update):
+            return _validate.numbers(update.log_density(theta, x, *args), "`log_density`")
+
         density = jax.eval_shape(evaluate, theta, x)
         if not hasattr(density, "shape") or density.shape != ():
             found = getattr(density, "shape", density)

@@ -91,7 +91,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     left_out = len(rows) - _ROWS
     cell = lambda kind, text: f"<{kind} style='text-align:left'>{html.escape(text)}</{kind}>"
-    line = lambda kind, cells: "<tr>" + "".join(cell(kind, text) for text in cells) + "</tr>"
+
+    def line(kind, cells):
+        return "<tr>" + "".join(cell(kind, text) for text in cells) + "</tr>"
+
     body = "".join(line("td", row) for row in rows[:_ROWS])
     if left_out > 0:
         body += line("td", (f"… and {left_out:,} more", *[""] * (len(heads) - 1)))

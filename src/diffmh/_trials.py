@@ -41,7 +41,10 @@ def bridge(at_a: np.ndarray, at_b: np.ndarray) -> list[float]:
     over draws from `q_b`, for any h: both are `∫ h q_a q_b / (q_a + q_b)`. Here with h = 1 and
     h = s.
     """
-    share = lambda log_ratio: 1 / (1 + np.exp(-np.clip(log_ratio, -700, 700)))
+
+    def share(log_ratio):
+        return 1 / (1 + np.exp(-np.clip(log_ratio, -700, 700)))
+
     first, second = share(at_a), share(at_b)
     return [
         equal_means(first, 1 - second),
@@ -127,7 +130,10 @@ def same_law(a: np.ndarray, b: np.ndarray, atoms: list[np.ndarray]) -> list[floa
             equal_means(r[:, i], s[:, i]),
             equal_means(centred(r[:, i]), centred(s[:, i])),
         ]
-    joint = lambda u, i, j: 0.5 + 2 * (u[:, i] - 0.5) * (u[:, j] - 0.5)
+
+    def joint(u, i, j):
+        return 0.5 + 2 * (u[:, i] - 0.5) * (u[:, j] - 0.5)
+
     for i, j in itertools.combinations(range(a.shape[1]), 2):
         p_values.append(equal_means(joint(r, i, j), joint(s, i, j)))
     if a.shape[1] > 1:

@@ -167,9 +167,10 @@ def numbers(tree: Any, what: str) -> Any:
 
 def same_form(tree: Any, expected: Any, what: str) -> None:
     """Same structure, shapes and dtypes."""
-    form = lambda tree: jax.tree.map(
-        lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree
-    )
+
+    def form(tree):
+        return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
+
     got, wanted = form(tree), form(expected)
     if jax.tree.structure(tree) != jax.tree.structure(expected) or got != wanted:
         raise TypeError(f"{what} must have the form of the state, {wanted}, got {got}.")

@@ -272,9 +272,14 @@ class Store:
             raise NotADirectoryError(f"{self.name} is a file: give the path of a directory.")
         if not self.directory.exists():
             return
-        ours = lambda name: (
-            name.isdigit() or name in (_LOCK, DRAWS) or any(mark in name for mark in _UNFINISHED)
-        )
+
+        def ours(name):
+            return (
+                name.isdigit()
+                or name in (_LOCK, DRAWS)
+                or any(mark in name for mark in _UNFINISHED)
+            )
+
         foreign = sorted(path.name for path in self.directory.iterdir() if not ours(path.name))
         if foreign:
             raise ValueError(

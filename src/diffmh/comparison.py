@@ -148,9 +148,10 @@ def compared(
         slope = run.jacobian.mean(axis=-1)
         logs = 2 * np.log(error[told]) if told.any() else np.zeros(1)
         cost = run.seconds * math.exp(float(np.mean(logs)))
-        like_value = lambda flat: jax.tree.map(
-            lambda leaf: leaf[0], unflatten(jnp.asarray(flat)[:, None])
-        )
+
+        def like_value(flat):
+            return jax.tree.map(lambda leaf: leaf[0], unflatten(jnp.asarray(flat)[:, None]))
+
         tree = lambda flat: gradient_tree(unflatten, theta, flat)
         rows.append(
             Row(

@@ -59,9 +59,10 @@ class Composition(Differentiable):
         unflatten = Unflatten(
             jax.tree.structure(form), tuple(leaf.shape for leaf in jax.tree.leaves(form))
         )
-        flat = lambda theta, means: jax.vmap(flatten, out_axes=-1)(
-            pseudo_values(self.phi, theta, means)
-        )
+
+        def flat(theta, means):
+            return jax.vmap(flatten, out_axes=-1)(pseudo_values(self.phi, theta, means))
+
         many = ravel_pytree(theta)[0].size > _MANY_PARAMETERS
         value, jacobian = (_backward if many else _forward)(flat, theta, means, runs)
         of_all = lambda name: tuple(dict.fromkeys(x for run in runs for x in getattr(run, name)))
@@ -168,7 +169,10 @@ def pseudo_values(phi: Callable[..., PyTree], theta: PyTree, values: tuple[PyTre
     """The jackknife's pseudo-values of `φ(θ, mean of values)`, chains leading as in `values`."""
     num_chains = jax.tree.leaves(values)[0].shape[0]
     mean = lambda leaf: jnp.mean(leaf, axis=0)
-    others = lambda leaf: mean(leaf)[None] + (mean(leaf)[None] - leaf) / (num_chains - 1)
+
+    def others(leaf):
+        return mean(leaf)[None] + (mean(leaf)[None] - leaf) / (num_chains - 1)
+
     whole = phi(theta, *jax.tree.map(mean, values))
     without = jax.vmap(lambda m: phi(theta, *m))(jax.tree.map(others, values))
 

@@ -134,7 +134,10 @@ def controlled(means: Averages) -> Float[Array, "P F C"]:
     a, b = means.pruned, means.moved
     size_a, size_b = (_positive(jnp.sqrt(others(leaf**2))) for leaf in (a, b))
     about = others(shifted) / (num_chains - 1)
-    along = lambda leaf, size: (others(leaf * shifted) - others(leaf) * about) / size
+
+    def along(leaf, size):
+        return (others(leaf * shifted) - others(leaf) * about) / size
+
     along_a, along_b = along(a, size_a), along(b, size_b)
     cosine = others(a * b) / size_a / size_b
     sine = (1 + _RIDGE) ** 2 - cosine**2

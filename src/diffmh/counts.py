@@ -167,9 +167,10 @@ class Watch(eqx.Module):
 
     def watching(self, zeros: PyTree) -> Watch:
         """With sums of what is observed, whose form is that of `zeros`."""
-        stacked = lambda count: jax.tree.map(
-            lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), zeros
-        )
+
+        def stacked(count):
+            return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), zeros)
+
         return dataclasses.replace(self, sums=stacked(self.lengths.size), halves=stacked(2))
 
     def after_block(

@@ -206,10 +206,13 @@ class _Found:
         """
         chains, draws = self.value.shape[:2]
         length = draws // count
+
         # Without the first few draws, where the length does not divide the chain.
-        split = lambda leaf: leaf[:, draws - count * length :].reshape(
-            chains * count, length, *leaf.shape[2:]
-        )
+        def split(leaf):
+            return leaf[:, draws - count * length :].reshape(
+                chains * count, length, *leaf.shape[2:]
+            )
+
         value, score = split(self.value), split(self.score)
         mean = value.mean(axis=(0, 1))
         value, score = value - mean, score - score.mean(axis=(0, 1))

@@ -16,35 +16,20 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
-from . import _admission, _trees, _validate
-from ._differentiable import differentiable, differentiable_both_ways, not_differentiable
+from . import _admission, _compiled, _trees, _validate
+from ._differentiable import differentiable, not_differentiable
 from ._sharding import Hosts, check_shares
 from .bar import Bar
-from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered
+from .checkpoint import Checkpoint, Store, checkpoint_of
 from .comparison import Comparison, candidates, compared, measure
-from .counts import Watch
-from .course import Course, Round, round_key
+from .course import Course
 from .estimators import Births, Estimator, StochasticDerivative
-from .intervals import Stretches
 from .kernel import Kernel
 from .method import Method, applies
 from .report import Report, RunChains, report
-from .simulation import (
-    Loop,
-    Observed,
-    Outcome,
-    Progress,
-    Simulation,
-    advance,
-    at_home,
-    flatten,
-    joined,
-    pulled,
-    pushed,
-    run,
-)
+from .simulation import Simulation, flatten
 from .until import Stopping, Until, until_of
 
 _RUN_AGAIN = (
@@ -195,9 +180,9 @@ def _program(expectation: Differentiable, theta: PyTree, key, args):
     @eqx.filter_jit
     def both(theta, key, args):
         def along(direction):
-            value = lambda theta: jax.vmap(flatten, out_axes=-1)(
-                expectation.per_chain(theta, key, *args)
-            )
+            def value(theta):
+                return jax.vmap(flatten, out_axes=-1)(expectation.per_chain(theta, key, *args))
+
             return jax.jvp(value, (theta,), (unravel(direction),))
 
         value, slope = jax.vmap(along, out_axes=(None, 0))(basis)
@@ -235,10 +220,10 @@ class Expectation(Differentiable):
 
     def per_chain(self, theta, key=None, *args):
         simulation, form, theta, key, args = self._admit(theta, key, args)
-        value = eqx.Partial(_value, simulation)
+        value = eqx.Partial(_compiled.value_of, simulation)
         if isinstance(simulation.estimator, Births):
-            return form.unflatten(_by_births(simulation, form, theta, key, args))
-        jacobian = eqx.Partial(_value_and_jacobian, simulation)
+            return form.unflatten(_compiled.by_births(simulation, form, theta, key, args))
+        jacobian = eqx.Partial(_compiled.value_and_jacobian, simulation)
         if form.closes_over_tracers:
             value = eqx.filter_closure_convert(value, theta, key, args)
             jacobian = eqx.filter_closure_convert(jacobian, theta, key, args)
@@ -251,7 +236,7 @@ class Expectation(Differentiable):
             " call the expectation itself, or its `.per_chain`.",
         )
         simulation, form, theta, key, args = self._admit(theta, key, args)
-        outcome, jacobian = _followed(simulation, theta, key, args, course or Course())
+        outcome, jacobian = _compiled.followed(simulation, theta, key, args, course or Course())
         num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
         kernel, estimator = simulation.kernel, self.simulation.estimator
         method = Method.of(kernel, estimator, num_parameters, simulation.lag)
@@ -375,101 +360,3 @@ def expectation(
 def _identity(leaf: Any) -> Any:
     plain = isinstance(leaf, str | bytes | int | float | complex | None)
     return (type(leaf), leaf) if plain else id(leaf)
-
-
-@eqx.filter_jit
-def _value(simulation: Simulation, theta, key, args) -> Float[Array, "F C"]:
-    return run(simulation.plain(), theta, key, args, differentiate=False).observed.value
-
-
-def _by_births(simulation: Simulation, form: _admission.Admission, theta, key, args):
-    """The values, differentiable by births, forward and backward."""
-    value = eqx.Partial(_value, simulation)
-    pushforward, pullback = eqx.Partial(_pushed, simulation), eqx.Partial(_pulled, simulation)
-    if form.closes_over_tracers:
-        values = eqx.filter_eval_shape(value, theta, key, args)
-        value = eqx.filter_closure_convert(value, theta, key, args)
-        pushforward = eqx.filter_closure_convert(pushforward, theta, key, args, theta)
-        pullback = eqx.filter_closure_convert(pullback, theta, key, args, values)
-    return differentiable_both_ways(value, pushforward, pullback, theta, key, args)
-
-
-@eqx.filter_jit
-def _pushed(simulation: Simulation, theta, key, args, direction) -> Float[Array, "F C"]:
-    return pushed(simulation, theta, key, args, direction)
-
-
-@eqx.filter_jit
-def _pulled(simulation: Simulation, theta, key, args, cotangent) -> PyTree:
-    return pulled(simulation, theta, key, args, cotangent)
-
-
-@eqx.filter_jit
-def _value_and_jacobian(simulation: Simulation, theta, key, args):
-    observed = run(simulation, theta, key, args).observed
-    return observed.value, simulation.estimator.derivative(observed.estimator, observed.value)
-
-
-@eqx.filter_jit
-def _advance(loop: Loop, progress: Progress, first, last):
-    progress, outcome = advance(loop, progress, first, last)
-    return progress, _with_derivative(loop.simulation, outcome)
-
-
-def _with_derivative(simulation: Simulation, outcome: Outcome):
-    """The outcome with what its stretches and halves say, and the derivative of the whole."""
-    derivative, watch = simulation.estimator.derivative, outcome.watch
-    assert isinstance(watch, Watch)
-
-    def stretches(sums: Observed, lengths) -> Stretches:
-        divide = lambda leaf: leaf / jnp.maximum(1, lengths).reshape(-1, *(1,) * (leaf.ndim - 1))
-        means = jax.tree.map(divide, sums)
-        return Stretches(means.value, jax.vmap(derivative)(means.estimator, means.value), lengths)
-
-    window = watch.window
-    halves = jnp.array([window.middle - window.first, simulation.num_steps - window.middle])
-    outcome = dataclasses.replace(
-        outcome,
-        stretches=stretches(watch.sums, watch.lengths),
-        halves=stretches(watch.halves, halves),
-    )
-    if outcome.gathered is not None:
-        return dataclasses.replace(outcome, gathered=None), outcome.gathered
-    return outcome, derivative(outcome.observed.estimator, outcome.observed.value)
-
-
-@eqx.filter_jit
-def _unbegun(loop: Loop) -> Progress:
-    """Zeros in the form of a run's progress."""
-    form = eqx.filter_eval_shape(loop.start)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
-
-
-def _followed(simulation: Simulation, theta, key, args, course: Course):
-    """Outcome and derivative of all rounds of a course."""
-    loop_with = lambda key: Loop(simulation, theta, key, args, True, True)
-    loop = loop_with(key)
-    # Without the mesh: what is begun on several devices may be continued on any number of them.
-    alone = dataclasses.replace(loop, simulation=dataclasses.replace(simulation, mesh=None))
-    unbegun = _unbegun(alone)
-    begin = at_home(loop, Loop.start, unbegun)
-    blocks = (jnp.int32(0), jnp.int32(1))
-    form = lambda: eqx.filter_eval_shape(_advance, loop, begin, *blocks)[1]
-
-    def problem():
-        text = lowered(_advance, alone, unbegun, *blocks)
-        kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
-        return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
-
-    def round_of(number: int) -> Round:
-        own = loop_with(round_key(key, number))
-        advance = lambda first, last, progress: _advance(
-            own, progress, jnp.int32(first), jnp.int32(last)
-        )
-        return Round(loop.num_blocks, begin, form, advance, problem)
-
-    results = course.follow(round_of)
-    if len(results) == 1:
-        return results[0]
-    jacobian = jnp.concatenate([slope for _, slope in results], axis=-1)
-    return joined([outcome for outcome, _ in results]), jacobian

@@ -183,9 +183,12 @@ def report(chains: RunChains) -> Report:
         if len(effective) == 1 and effective[0].shape == value.shape
         else np.nanmin(np.concatenate(effective))
     )
-    like_value = lambda flat: jax.tree.map(
-        lambda leaf: jnp.asarray(leaf[0]), chains.unflatten(np.asarray(flat)[:, None])
-    )
+
+    def like_value(flat):
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(leaf[0]), chains.unflatten(np.asarray(flat)[:, None])
+        )
+
     like_gradient = lambda flat: gradient_tree(chains.unflatten, chains.theta, flat)
     value_shape, slope_shape = _shapes(chains)
     return Report(
@@ -271,9 +274,13 @@ def gradient_tree(
 
     def like_theta(leaf):
         leaf = np.asarray(leaf).reshape((num_parameters, *chains, *leaf.shape[1:]))
-        of = lambda part, parameter: jnp.asarray(
-            np.moveaxis(part, 0, -1).reshape((*leaf.shape[1:], *parameter.shape)), parameter.dtype
-        )
+
+        def of(part, parameter):
+            return jnp.asarray(
+                np.moveaxis(part, 0, -1).reshape((*leaf.shape[1:], *parameter.shape)),
+                parameter.dtype,
+            )
+
         return structure.unflatten(map(of, np.split(leaf, ends[:-1]), parameters))
 
     return jax.tree.map(like_theta, unflatten(np.moveaxis(flat, 1, 0).reshape(num_values, -1)))

@@ -366,9 +366,12 @@ def _scan(loop: Scan, count: int, operands: list[Value]) -> list[Value]:
 def _cond(choice: Cond, count: int, operands: list[Value]) -> list[Value]:
     """A branch that all chains take together."""
     index, *rest = operands
-    along = lambda branch: (
-        lambda *values: [_for_each(result, count) for result in _run(branch, count, list(values))]
-    )
+
+    def along(branch):
+        return lambda *values: [
+            _for_each(result, count) for result in _run(branch, count, list(values))
+        ]
+
     return jax.lax.switch(
         jnp.asarray(index.array), [along(branch) for branch in choice.branches], *rest
     )

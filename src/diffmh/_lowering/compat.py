@@ -421,9 +421,10 @@ def new_primitive(
             if axis is not None
         )
         repeat = lambda operand: jax.numpy.broadcast_to(operand, (size, *jax.numpy.shape(operand)))
-        lead = lambda operand, axis: (
-            repeat(operand) if axis is None else jax.numpy.moveaxis(operand, axis, 0)
-        )
+
+        def lead(operand, axis):
+            return repeat(operand) if axis is None else jax.numpy.moveaxis(operand, axis, 0)
+
         outputs = primitive.bind(*map(lead, operands, axes), **batched(**params))
         return outputs, [0] * len(outputs)
 

@@ -89,9 +89,10 @@ def _jvp(primals, tangents, *, num_residuals, **rest):
     if not all(map(is_zero, tangents[:num_residuals])):
         raise TypeError("`linear_call` was differentiated by its residuals.")
     along = [ad.instantiate_zeros(tangent) for tangent in tangents[num_residuals:]]
-    call = lambda moving: _linear.bind(
-        *primals[:num_residuals], *moving, num_residuals=num_residuals, **rest
-    )
+
+    def call(moving):
+        return _linear.bind(*primals[:num_residuals], *moving, num_residuals=num_residuals, **rest)
+
     return call(primals[num_residuals:]), call(along)
 
 

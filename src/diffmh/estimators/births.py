@@ -30,12 +30,13 @@ from .readings import Backward, Birth, Closed, Forward, Kept, Place, Rows, disti
 
 class Open(eqx.Module):
     """One chain's slots: alternatives whose weight is the number c, their births, and their sums S
-    by share and output; what the present step closed; and the cotangent, if it is known.
+    by share and output (their pairing with the cotangent alone, where that is known); what the
+    present step closed; and the cotangent, if it is known.
     """
 
     slots: Alternatives
     birth: Birth
-    total: Float[Array, "K n F"]
+    total: Float[Array, "K n S"]
     closed: Closed
     cotangent: Float[Array, "F"] | None
 

@@ -80,7 +80,10 @@ class Covariance(Estimator):
         num_chains = value.shape[-1]
         if num_chains == 1:
             return within + means.explicit
-        others = lambda mean: (jnp.sum(mean, axis=-1, keepdims=True) - mean) / (num_chains - 1)
+
+        def others(mean):
+            return (jnp.sum(mean, axis=-1, keepdims=True) - mean) / (num_chains - 1)
+
         apart = lambda mean: mean - others(mean)
         score = means.score + means.origin
         between = (1 - 1 / num_chains) * apart(score)[:, None, :] * apart(value)[None]

@@ -209,9 +209,9 @@ class Forward(eqx.Module):
         theta = block.parameters.theta
 
         def births(tangent, chunk: Chunk):
-            odds = lambda theta: jax.vmap(lambda birth: log_odds(block, theta, birth))(
-                chunk.entries.birth
-            )
+            def odds(theta):
+                return jax.vmap(lambda birth: log_odds(block, theta, birth))(chunk.entries.birth)
+
             slope = jax.jvp(odds, (theta,), (self.direction,))[1]
             gain = chunk.where_real(chunk.entries.total[:, 0] * slope[:, None])
             return tangent.at[:, chunk.chain].add(gain.T.astype(tangent.dtype))
@@ -263,7 +263,9 @@ class Rows(eqx.Module):
             return plus(totals, chunk, slope(chunk.entries.birth)[:, None], chunk.entries.total)
 
         def samples(totals, chunk: Chunk):
-            jacobian = lambda place: jax.jacrev(lambda theta: f_at(block, theta, place))(theta)
+            def jacobian(place):
+                return jax.jacrev(lambda theta: f_at(block, theta, place))(theta)
+
             slopes = jax.vmap(lambda place: jax.vmap(flat)(jacobian(place)))(chunk.entries)
             return plus(totals, chunk, slopes, chunk.entries.shares[:, :, None].astype(kind))
 

@@ -138,9 +138,9 @@ class Hamiltonian(Update):
         density = jax.value_and_grad(lambda x: self.density(theta, x, *args))
 
         def along(start, direction, share):
-            go = lambda start, step, direction: (
-                start + (share * step * direction).astype(start.dtype)
-            )
+            def go(start, step, direction):
+                return start + (share * step * direction).astype(start.dtype)
+
             return jax.tree.map(go, start, step, direction)
 
         def leap(carry, _):

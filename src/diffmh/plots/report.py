@@ -52,7 +52,10 @@ def report(report: Report, *, level: float = 0.95, most: int = 24) -> Figure:
     if not 0 < level < 1:
         raise ValueError(f"`plots.report(level=...)` must be between 0 and 1, got {level}.")
     chains, (value, gradient) = report.per_chain, report.interval(level)
-    ends_first = lambda tree: jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), -1, 0), tree)
+
+    def ends_first(tree):
+        return jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), -1, 0), tree)
+
     panels = {
         "value": _lines(entries, report.value, ends_first(value), chains and chains.value),
         "gradient": _lines(

@@ -118,8 +118,8 @@ def trace(trace: Trace, *, steps: tuple[int, int] | None = None, most: int = 4) 
     axes = list(grid[:, 0])
     style.plain(axes)
     for ax, path in zip(axes[:-1], shown, strict=True):
-        draw_branches(ax, path.branches, low, high)
-        draw_primal(ax, path.primal, low, high)
+        plot_branches(ax, path.branches, low, high)
+        plot_primal(ax, path.primal, low, high)
         title = f"steps {low} to {high}{left_out}" if ax is axes[0] else ""
         style.name(ax, title, "", path.name)
     steps_of_weights = np.arange(1, len(alive) + 1)
@@ -173,13 +173,13 @@ def _window(steps: tuple[int, int] | None, num_steps: int) -> tuple[int, int]:
     return low, high
 
 
-def draw_primal(ax: Axes, path: np.ndarray, low: int, high: int) -> None:
+def plot_primal(ax: Axes, path: np.ndarray, low: int, high: int) -> None:
     steps = np.arange(low, high + 1)
     look = {"color": style.GREY, "lw": 1.6, "marker": "o", "ms": 2.6}
     ax.plot(steps, path[low : high + 1], **look, label="primal", zorder=3)
 
 
-def draw_branches(ax: Axes, lines: list[Branch], low: int, high: int) -> None:
+def plot_branches(ax: Axes, lines: list[Branch], low: int, high: int) -> None:
     """The alternatives that can be seen between two steps, with a cross where one was pruned."""
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba

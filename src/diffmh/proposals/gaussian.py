@@ -171,7 +171,10 @@ class CrankNicolson(GaussianProposal):
 
     def mean(self, x):
         keep = jnp.sqrt(1 - self.beta**2)
-        towards = lambda leaf, centre: (centre + keep * (leaf - centre)).astype(leaf.dtype)
+
+        def towards(leaf, centre):
+            return (centre + keep * (leaf - centre)).astype(leaf.dtype)
+
         if jax.tree.structure(self.centre) == jax.tree.structure(0):
             return jax.tree.map(lambda leaf: towards(leaf, self.centre), x)
         return jax.tree.map(towards, x, self.centre)

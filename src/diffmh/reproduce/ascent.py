@@ -80,7 +80,9 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Asce
 
 
 def _rows(data: Ascents, budget: str, tolerance: float) -> list[Row]:
-    last = lambda climb: float(np.mean(climb.theta[-(len(climb.theta) // 20) :]))
+    def last(climb):
+        return float(np.mean(climb.theta[-(len(climb.theta) // 20) :]))
+
     coupled, uncoupled = last(data.coupled), last(data.uncoupled)
     error = batch_error(data.ours.theta[len(data.ours.theta) // 2 :])
     exact = f"{data.peak:.4f}"
@@ -118,7 +120,7 @@ def batch_error(values: np.ndarray, num_batches: int = 8) -> float:
     return float(np.std(means, ddof=1) / num_batches**0.5)
 
 
-def draw(data: Ascents, narrow: bool) -> Figure:
+def plot(data: Ascents, narrow: bool) -> Figure:
     figure, (temperature, capacity, ours) = style.panels(
         3.3, 3.3, 3.3, height=2.8 if narrow else 3.1, narrow=narrow
     )
@@ -155,5 +157,5 @@ EXPERIMENT = Experiment(
     ),
     data=Ascents,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )

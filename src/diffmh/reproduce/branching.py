@@ -13,7 +13,7 @@ from ..estimators import StochasticDerivative
 from ..expectation import expectation
 from ..models import gaussian
 from ..plots import style
-from ..plots.trace import Branch, branch, draw_branches, draw_primal, spans
+from ..plots.trace import Branch, branch, plot_branches, plot_primal, spans
 from ..trace import trace
 from .data import Data
 from .experiment import Experiment, Outcome, Row, against_exact
@@ -77,12 +77,12 @@ def branches(data: Branching) -> list[Branch]:
     return [branch(span, data.primal, data.alternative, np.abs(data.weight)) for span in found]
 
 
-def draw(data: Branching, narrow: bool) -> Figure:
+def plot(data: Branching, narrow: bool) -> Figure:
     figure, (ax,) = style.panels(7.6, height=3.2)
     if narrow:
         figure.set_size_inches(style.NARROW, 3.4)
-    draw_branches(ax, branches(data), data.first, data.last)
-    draw_primal(ax, data.primal, data.first, data.last)
+    plot_branches(ax, branches(data), data.first, data.last)
+    plot_primal(ax, data.primal, data.first, data.last)
     ax.axhline(data.theta, color=style.FAINT, lw=1, zorder=0)
     ax.set(xlim=(data.first - 0.5, data.last + 0.5))
     style.name(ax, "", "step", "x")
@@ -125,6 +125,6 @@ EXPERIMENT = Experiment(
     ),
     data=Branching,
     compute=compute,
-    draw=draw,
+    plot=plot,
     film=film,
 )

@@ -46,7 +46,7 @@ class Outcome(Generic[D]):
 @dataclasses.dataclass(frozen=True)
 class Experiment(Generic[D]):
     """One figure of the paper. `compute(key, fast, progress)` is everything random;
-    `draw(data, narrow)` reads what was saved of it, for a wide page or for a phone; `film(data)`
+    `plot(data, narrow)` reads what was saved of it, for a wide page or for a phone; `film(data)`
     is what the page plays, if anything.
     """
 
@@ -56,7 +56,7 @@ class Experiment(Generic[D]):
     shows: str
     data: type[D]
     compute: Callable[[Key[Array, ""], bool, Progress], Outcome[D]]
-    draw: Callable[[D, bool], Figure]
+    plot: Callable[[D, bool], Figure]
     film: Callable[[D], dict[str, Any]] | None = None
 
 

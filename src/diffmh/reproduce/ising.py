@@ -41,7 +41,10 @@ class Ising(Data):
 
 def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Ising]:
     num_samples, burn_in, num_chains = (200, 250, 64) if fast else (1_000, 500, 256)
-    energy_and_capacity = lambda t, m: jnp.stack([m[0] - 2.0 * SIZE**2, model.heat_capacity(t, m)])
+
+    def energy_and_capacity(t, m):
+        return jnp.stack([m[0] - 2.0 * SIZE**2, model.heat_capacity(t, m)])
+
     four = StochasticDerivative(alternatives=4)
     both = compose(energy_and_capacity, moments(num_samples, burn_in, num_chains, estimator=four))
     at = jax.jit(lambda temperature, key: estimate(both, temperature, key))
@@ -109,7 +112,7 @@ def _rows(data: Ising, num_grid: int) -> list[Row]:
     ]
 
 
-def draw(data: Ising, narrow: bool) -> Figure:
+def plot(data: Ising, narrow: bool) -> Figure:
     figure, axes = style.panels(3.3, 3.3, 3.3, height=3.1 if not narrow else 2.8, narrow=narrow)
     order = np.argsort(data.temperature)
     t, exact = data.temperature[order], data.curve
@@ -150,5 +153,5 @@ EXPERIMENT = Experiment(
     ),
     data=Ising,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )

@@ -146,7 +146,7 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Mixt
     return Outcome(data, settings, rows)
 
 
-def draw(data: Mixture, narrow: bool) -> Figure:
+def plot(data: Mixture, narrow: bool) -> Figure:
     if narrow:
         figure, axes = style.panels(*[3.9] * 5, height=2.7, narrow=True)
     else:
@@ -231,5 +231,5 @@ EXPERIMENT = Experiment(
     ),
     data=Mixture,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )

@@ -128,7 +128,7 @@ def window(born: np.ndarray, alive: np.ndarray, differing: np.ndarray) -> tuple[
     return -start, slot
 
 
-def draw(data: Recoupling, narrow: bool) -> Figure:
+def plot(data: Recoupling, narrow: bool) -> Figure:
     rows = 2 if narrow else 1
     columns = -(-data.num_sweeps // rows)
     side = 1.3 if narrow else 1.6
@@ -160,7 +160,10 @@ def _lattice(ax: Axes, primal: np.ndarray, alternative: np.ndarray, size: float)
 
 def film(data: Recoupling) -> dict[str, Any]:
     """Per sweep: the primal as rows of 0 and 1, and the cells in which the alternative differs."""
-    bits = lambda lattice: ["".join("1" if spin > 0 else "0" for spin in row) for row in lattice]
+
+    def bits(lattice):
+        return ["".join("1" if spin > 0 else "0" for spin in row) for row in lattice]
+
     alive_before = np.concatenate([[False], data.alive[:-1]])
     pruned = data.born & alive_before & ~data.recoupled
     frames = zip(data.primal, data.alternative, data.born, pruned, strict=True)
@@ -195,6 +198,6 @@ EXPERIMENT = Experiment(
     ),
     data=Recoupling,
     compute=compute,
-    draw=draw,
+    plot=plot,
     film=film,
 )

@@ -1,4 +1,4 @@
-"""Running experiments: compute, save, draw from what was saved, and put all of it on a page."""
+"""Running experiments: compute, save, plot what was saved, and put all of it on a page."""
 
 from __future__ import annotations
 

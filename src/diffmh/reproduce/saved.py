@@ -54,7 +54,7 @@ def save(
     """
     stem = out / experiment.name
     _whole(stem.with_suffix(".npz"), lambda path: _arrays(path, to_arrays(outcome.data)))
-    draw(experiment, out)
+    plot(experiment, out)
     record = {
         "seed": seed,
         "fast": fast,
@@ -81,12 +81,12 @@ def _arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def draw(experiment: Experiment, out: pathlib.Path) -> None:
+def plot(experiment: Experiment, out: pathlib.Path) -> None:
     """Draws an experiment's figure from its saved data alone."""
     data = _data(experiment, out)
     stem = out / experiment.name
-    write(experiment.draw(data, False), stem.with_suffix(".svg"), stem.with_suffix(".png"))
-    write(experiment.draw(data, True), out / f"{experiment.name}-narrow.svg")
+    write(experiment.plot(data, False), stem.with_suffix(".svg"), stem.with_suffix(".png"))
+    write(experiment.plot(data, True), out / f"{experiment.name}-narrow.svg")
 
 
 def write(figure: Figure, *paths: pathlib.Path) -> None:

@@ -89,7 +89,10 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Vari
 def _rows(data: Variance, i: int) -> list[Row]:
     n, one = int(data.length[i]), float(data.one_sided[i])
     score, ratio = float(data.score[i]), float(data.two_sided[i]) / one
-    near = lambda ours, known, factor: bool(known / factor <= ours <= known * factor)
+
+    def near(ours, known, factor):
+        return bool(known / factor <= ours <= known * factor)
+
     factor, bar = (2.0, "within a factor 2") if n >= 2000 else (1.25, "within 25 %")
     return [
         Row(
@@ -119,7 +122,7 @@ def _rows(data: Variance, i: int) -> list[Row]:
     ]
 
 
-def draw(data: Variance, narrow: bool) -> Figure:
+def plot(data: Variance, narrow: bool) -> Figure:
     figure, (ax,) = style.panels(6.6, height=4.0)
     if narrow:
         figure.set_size_inches(style.NARROW, 4.6)
@@ -150,5 +153,5 @@ EXPERIMENT = Experiment(
     ),
     data=Variance,
     compute=compute,
-    draw=draw,
+    plot=plot,
 )

@@ -37,7 +37,10 @@ def log_partition(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
     over = lambda mask, terms: jnp.sum(jnp.where(mask, terms, 0.0))
     reference = over(odd, cosh)
     first = 0.5 * size * (2 * coupling + jnp.log(jnp.tanh(coupling)))
-    rest = lambda terms, sign: jnp.exp(over(~odd, terms) - reference + sign * first)
+
+    def rest(terms, sign):
+        return jnp.exp(over(~odd, terms) - reference + sign * first)
+
     bracket = (
         1
         + jnp.exp(over(odd, sinh) - reference)
