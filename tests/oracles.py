@@ -56,6 +56,29 @@ def finite_chain_mean(
     return total / num_samples
 
 
+def lagged_chain_mean(
+    matrix: np.ndarray,
+    start: np.ndarray,
+    earlier: np.ndarray,
+    f: np.ndarray,
+    num_samples: int,
+    burn_in: int,
+    lag: int,
+) -> np.ndarray:
+    """`E[(1/N) Σ g(x_{t−L}) f(x_t)]` over the same steps, x being the start before it; `earlier`
+    is g, of shape (states, 1).
+    """
+    rows = [start.astype(complex)]
+    for _ in range(burn_in + num_samples):
+        rows.append(rows[-1] @ matrix)
+    total = np.zeros(f.shape[1], complex)
+    for step in range(burn_in + 1, burn_in + num_samples + 1):
+        before = max(0, step - lag)
+        ahead = np.linalg.matrix_power(matrix, step - before)
+        total += (rows[before] * earlier[:, 0]) @ ahead @ f
+    return total / num_samples
+
+
 def derivative(function, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Value and Jacobian (F, P) of a function of complex parameters, by complex step."""
     theta = np.atleast_1d(np.asarray(theta, float))

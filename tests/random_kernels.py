@@ -15,6 +15,8 @@ from random_structures import Move, Part, Structure
 
 import diffmh
 
+SIGNS = np.array([-1.0, 1.0], np.float32)
+
 
 class Table(eqx.Module):
     """A distribution over the values of a part, for `Independence`."""
@@ -101,6 +103,10 @@ def _proposal(part: Part, name: str, given):
             return diffmh.SpinFlip()
         case "SpinFlip of a site":
             return diffmh.SpinFlip(part.length - 1)
+        case "OneLabel":
+            return diffmh.OneLabel(2)
+        case "OneLabel of a site":
+            return diffmh.OneLabel(2, part.length - 1)
     raise ValueError(name)
 
 
@@ -127,6 +133,22 @@ def _state(structure: Structure):
     return encode, index
 
 
+def _gibbs(structure: Structure, move: Move, density) -> diffmh.Kernel:
+    """A draw of a label, of the last of several, or of the first of a block of spins."""
+    part = structure.parts[move.part]
+    whole = lambda x: x if len(structure.parts) == 1 else x[f"part {move.part}"]
+    if move.proposal == "Gibbs":
+        return diffmh.Gibbs(density, whole, part.size)
+    if move.proposal == "Gibbs of an entry":
+        return diffmh.Gibbs(density, lambda x: whole(x)[part.length - 1], 2)
+
+    def log_odds(theta, x, *args):
+        with_spin = lambda spin: eqx.tree_at(whole, x, whole(x).at[0].set(spin))
+        return jnp.stack([density(theta, with_spin(s), *args) for s in (-1, 1)])[None] @ SIGNS
+
+    return diffmh.BlockGibbs(log_odds, lambda x: whole(x)[:1], density, values=(-1, 1))
+
+
 def _kernel(structure: Structure, drawn: Numbers, index) -> diffmh.Kernel:
     def density(number):
         if structure.tables == "module":
@@ -138,6 +160,8 @@ def _kernel(structure: Structure, drawn: Numbers, index) -> diffmh.Kernel:
     densities = [density(number) for number in range(drawn["base"].shape[0])]
 
     def step(move: Move, given):
+        if "Gibbs" in move.proposal:
+            return _gibbs(structure, move, densities[move.density])
         proposal = _proposal(structure.parts[move.part], move.proposal, given)
         if len(structure.parts) > 1:
             proposal = diffmh.On(lambda x: x[f"part {move.part}"], proposal)
@@ -151,7 +175,8 @@ def _kernel(structure: Structure, drawn: Numbers, index) -> diffmh.Kernel:
         name, *rest = composition
         if name == "repeat":
             return diffmh.Repeat(compose(rest[0]), rest[1])
-        return diffmh.Cycle(*(compose(inner) for inner in rest))
+        kinds = {"cycle": diffmh.Cycle, "mixture": diffmh.Mixture}
+        return kinds[name](*(compose(inner) for inner in rest))
 
     return compose(structure.composition)
 
@@ -159,8 +184,16 @@ def _kernel(structure: Structure, drawn: Numbers, index) -> diffmh.Kernel:
 def expectation_of(structure: Structure, drawn: Numbers, num_runs: int) -> diffmh.Expectation:
     encode, index = _state(structure)
 
-    def f(theta, x, *args):
+    def f(theta, *states_and_args):
+        *earlier, x = states_and_args[: 1 + bool(structure.lag)]
+        args = states_and_args[1 + bool(structure.lag) :]
         tables = args[0] if args else drawn
+        if not earlier:
+            return now(theta, x, tables)
+        before = row(tables["values"], index(earlier[0]))[0]
+        return jax.tree.map(lambda leaf: before * leaf, now(theta, x, tables))
+
+    def now(theta, x, tables):
         values = row(tables["values"], index(x))
         if structure.f != "table":
             values = values + row(tables["slopes"], index(x)) * ravel_pytree(theta)[0][0]
@@ -177,6 +210,7 @@ def expectation_of(structure: Structure, drawn: Numbers, num_runs: int) -> diffm
         num_samples=structure.num_samples,
         burn_in=structure.burn_in,
         num_chains=num_runs,
+        lag=structure.lag,
         estimator=structure.estimator,
     )
 

@@ -11,7 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from oracles import derivative, finite_chain_mean, log_ratio, transition_matrix
+from oracles import (
+    derivative,
+    finite_chain_mean,
+    lagged_chain_mean,
+    log_ratio,
+    transition_matrix,
+)
 from random_structures import OUTPUTS, Move, Structure
 
 Numbers = dict[str, Any]
@@ -27,6 +33,8 @@ def numbers(structure: Structure, seed: int, tied: bool) -> Numbers:
     while True:
         drawn = _draw(structure, rng, tied)
         ratios = np.concatenate([_log_ratios(structure, drawn, move) for move in structure.moves])
+        if not ratios.size:
+            return drawn  # nothing is accepted or rejected
         exact_ties = bool(np.any(ratios == 0))
         away = np.abs(ratios[ratios != 0])
         if exact_ties == tied and np.all(away > (0.03 if structure.rare else 1e-4)):
@@ -94,21 +102,42 @@ def _proposal_matrix(structure: Structure, drawn: Numbers, move: Move) -> np.nda
         case "Ring":
             up = np.eye(size)[(states + 1) % size]
             own = given * up + (1 - given) * np.eye(size)[(states - 1) % size]
-        case "FlipBit":
+        case "FlipBit" | "OneLabel":
             own = np.mean([flip(bit) for bit in range(part.length)], axis=0)
+        case "OneLabel of a site":
+            own = flip(part.length - 1)
         case "SpinFlip":
             own = np.eye(size) / 2 + np.mean([flip(bit) for bit in range(part.length)], axis=0) / 2
         case "SpinFlip of a site":
             own = (np.eye(size) + flip(part.length - 1)) / 2
         case _:
             raise ValueError(move.proposal)
+    return _on_the_whole(structure, move, own)
+
+
+def _on_the_whole(structure: Structure, move: Move, own: np.ndarray) -> np.ndarray:
+    """A matrix on the states of the part, on the states of the whole."""
     sizes = [part.size for part in structure.parts]
     before, after = np.prod(sizes[: move.part]), np.prod(sizes[move.part + 1 :])
     return np.kron(np.kron(np.eye(int(before)), own), np.eye(int(after)))
 
 
+def _gibbs_matrix(structure: Structure, move: Move, table: np.ndarray) -> np.ndarray:
+    """Each state with the conditional probability of what is drawn anew, the rest being as it is:
+    the whole label, the last of several, or of a block of spins the first.
+    """
+    part = structure.parts[move.part]
+    drawn = {"Gibbs": part.size - 1, "BlockGibbs": 1}.get(move.proposal, 1 << (part.length - 1))
+    rest = np.arange(part.size) & ~drawn if move.proposal != "Gibbs" else np.zeros(part.size)
+    together = _on_the_whole(structure, move, 1.0 * (rest[:, None] == rest[None, :]))
+    weights = together * np.exp(table)[None, :]
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 def _log_ratios(structure: Structure, drawn: Numbers, move: Move) -> np.ndarray:
-    """Of all moves to another state that may be proposed."""
+    """Of all moves to another state that may be proposed; of Gibbs draws there are none."""
+    if "Gibbs" in move.proposal:
+        return np.zeros(0)
     proposal = _proposal_matrix(structure, drawn, move)
     table = drawn["base"][move.density] + drawn["features"][move.density] @ drawn["theta"]
     away = (proposal > 0) & (proposal.T > 0) & ~np.eye(len(proposal), dtype=bool)
@@ -132,18 +161,26 @@ def exact(structure: Structure, drawn: Numbers, share: float = 0.5) -> np.ndarra
         if isinstance(composition, int):
             move = structure.moves[composition]
             table = drawn["base"][move.density] + drawn["features"][move.density] @ theta
+            if "Gibbs" in move.proposal:
+                return _gibbs_matrix(structure, move, table)
             return transition_matrix(table, _proposal_matrix(structure, drawn, move), share)
         name, *rest = composition
         if name == "repeat":
             return np.linalg.matrix_power(matrix(rest[0], theta), rest[1])
+        if name == "mixture":
+            return np.mean([matrix(inner, theta) for inner in rest], axis=0)
         return functools.reduce(np.matmul, [matrix(inner, theta) for inner in rest])
 
     def mean(theta):
         observed = _observed(structure, drawn, theta)
         step = matrix(structure.composition, theta)
-        return finite_chain_mean(
-            step, drawn["start"], observed, structure.num_samples, structure.burn_in
-        )
+        lengths = (structure.num_samples, structure.burn_in)
+        if structure.lag:
+            earlier = drawn["values"][:, :1]
+            return lagged_chain_mean(
+                step, drawn["start"], earlier, observed, *lengths, structure.lag
+            )
+        return finite_chain_mean(step, drawn["start"], observed, *lengths)
 
     value, slope = derivative(mean, drawn["theta"])
     return np.concatenate([value[:, None], slope], axis=1)

@@ -20,7 +20,9 @@ OUTPUTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of the state with finitely many values: a label, ±1 spins or bits of some dtype."""
+    """A part of the state with finitely many values: a label, ±1 spins, bits, or several labels 0
+    and 1 (whole numbers), of some dtype.
+    """
 
     kind: str
     length: int
@@ -34,19 +36,19 @@ class Part:
         if self.kind == "label":
             return index.astype(self.dtype)
         bits = (index >> jnp.arange(self.length)) & 1
-        return (bits if self.kind == "bits" else 1 - 2 * bits).astype(self.dtype)
+        return (1 - 2 * bits if self.kind == "spins" else bits).astype(self.dtype)
 
     def index(self, x):
         if self.kind == "label":
             return x.astype(jnp.int32)
-        bits = x if self.kind == "bits" else x < 0
+        bits = x < 0 if self.kind == "spins" else x
         return jnp.sum(bits.astype(jnp.int32) << jnp.arange(self.length))
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One Metropolis–Hastings step: which part it moves, how, and whether by a density of its
-    own.
+    """One Metropolis–Hastings or Gibbs step: which part it moves, how, and whether by a density of
+    its own.
     """
 
     part: int
@@ -59,7 +61,7 @@ class Move:
 class Structure:
     parts: tuple[Part, ...]
     moves: tuple[Move, ...]
-    composition: Any  # an index of `moves`, ("cycle", ...) or ("repeat", composition, times)
+    composition: Any  # an index of `moves`; ("cycle" or "mixture", ...); ("repeat", one, times)
     estimator: Any
     theta: str
     f: str
@@ -67,6 +69,7 @@ class Structure:
     start: str
     burn_in: int
     num_samples: int
+    lag: int = 0
 
     @property
     def num_states(self) -> int:
@@ -88,7 +91,8 @@ class Structure:
     def __str__(self) -> str:
         steps = "+".join(f"{move.proposal}({move.coupling or 'best'})" for move in self.moves)
         types = "x".join(f"{part.kind}{part.length}:{part.dtype}" for part in self.parts)
-        return f"{types} {_shown(self.composition)} {steps} {self.estimator} {self.theta}"
+        lag = f" lag {self.lag}" if self.lag else ""
+        return f"{types} {_shown(self.composition)} {steps} {self.estimator} {self.theta}{lag}"
 
 
 def two_sided(estimator) -> bool:
@@ -101,7 +105,8 @@ def _shown(composition) -> str:
     name, *rest = composition
     if name == "repeat":
         return f"{_shown(rest[0])}*{rest[1]}"
-    return f"[{''.join(map(_shown, rest))}]"
+    inside = ("|" if name == "mixture" else "").join(map(_shown, rest))
+    return f"[{inside}]"
 
 
 class FreshDraw(diffmh.Coupling):
@@ -141,6 +146,28 @@ COMPOSITIONS = (
     ("repeat", ("cycle", 0, 1), 2),
     ("cycle", ("cycle", 0, 1), 2),
 )
+# What the first structures do not visit: Gibbs, blocks, arrays of labels, mixtures, births, lags.
+WIDER_PROPOSALS = {
+    "label": ("Gibbs", "OtherState"),
+    "labels": ("OneLabel", "Gibbs of an entry", "OneLabel of a site"),
+    "spins": ("BlockGibbs", "SpinFlip"),
+    "bits": ("Gibbs of an entry", "FlipBit"),
+}
+WIDER_LAYOUTS = (("labels",), ("label", "spins"), ("bits", "label"), ("spins",), ("labels", "bits"))
+WIDER_COMPOSITIONS = (
+    ("mixture", 0, 1),
+    ("cycle", 0, ("mixture", 1, 2)),
+    ("cycle", 0, 1),
+    ("repeat", ("mixture", 0, ("cycle", 0, 1)), 2),
+)
+WIDER_ESTIMATORS = (
+    diffmh.StochasticDerivative(),
+    diffmh.StochasticDerivative(alternatives=2, births=True),
+    diffmh.StochasticDerivative("one-sided"),
+    diffmh.Score(),
+    diffmh.StochasticDerivative(births=True),
+    diffmh.StochasticDerivative(alternatives=4),
+)
 ESTIMATORS = (
     *(diffmh.StochasticDerivative(alternatives=k) for k in (1, 2, 4)),
     diffmh.StochasticDerivative("one-sided"),
@@ -157,12 +184,17 @@ def _deck(rng, cards) -> Iterator[Any]:
         yield from (cards[i] for i in rng.permutation(len(cards)))
 
 
-def structures(count: int, seed: int = 0) -> list[Structure]:
+def structures(count: int, seed: int = 0, wider: bool = False) -> list[Structure]:
     rng = np.random.default_rng(seed)
     deal = lambda cards: _deck(rng, cards)
-    layouts, compositions, couplings = deal(LAYOUTS), deal(COMPOSITIONS), deal(COUPLINGS)
-    proposals = {kind: deal(names) for kind, names in PROPOSALS.items()}
+    layouts, compositions = deal(LAYOUTS), deal(COMPOSITIONS)
+    names, estimators, couplings = PROPOSALS, ESTIMATORS, deal(COUPLINGS)
+    if wider:
+        layouts, compositions = deal(WIDER_LAYOUTS), deal(WIDER_COMPOSITIONS)
+        names, estimators = WIDER_PROPOSALS, WIDER_ESTIMATORS
+    proposals = {kind: deal(names) for kind, names in names.items()}
     dtypes = {"label": deal(LABELS), "spins": deal(SPINS), "bits": deal(("bool",))}
+    dtypes["labels"] = deal(LABELS) if wider else iter(())
     sizes = {
         "alone": {"label": deal((2, 3, 5, 8)), "spins": deal((1, 2, 3)), "bits": deal((2, 3))},
         "together": {"label": deal((2, 4)), "spins": deal((1,)), "bits": deal((1,))},
@@ -170,6 +202,9 @@ def structures(count: int, seed: int = 0) -> list[Structure]:
     thetas, fs = deal(("scalar", "vector", "tree")), deal(("table", "with theta", "tree"))
     tables, starts = deal(("args", "closure", "module")), deal(("fixed", "drawn"))
     burn_ins, lengths, apart = deal((0, 1, 2, 3)), deal((3, 4, 5, 6)), deal((True, False))
+    lags = deal((0, 1, 2)) if wider else iter(lambda: 0, None)
+    for size in sizes.values() if wider else ():
+        size["labels"] = deal((2,))
 
     def structure(estimator):
         kinds, composition = next(layouts), next(compositions)
@@ -198,9 +233,10 @@ def structures(count: int, seed: int = 0) -> list[Structure]:
             next(starts),
             next(burn_ins),
             next(lengths),
+            next(lags),
         )
 
-    return [structure(ESTIMATORS[i % len(ESTIMATORS)]) for i in range(count)]
+    return [structure(estimators[i % len(estimators)]) for i in range(count)]
 
 
 def _steps(composition) -> int:

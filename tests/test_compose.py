@@ -129,3 +129,15 @@ def test_nested_composition():
     direct = diffmh.compose(lambda h, m: jnp.exp(mixture_entropy(h, m)), p)
     a, b = (jax.value_and_grad(e)(0.4, jax.random.key(1)) for e in (nested, direct))
     np.testing.assert_allclose(a, b, rtol=2e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("phi", "words"),
+    [(lambda t, m: m > 0, "must return floats, got bool"), (lambda t, m: "m", "numbers, got 'm'")],
+)
+def test_phi_returns_what_has_a_derivative(phi, words):
+    mean = diffmh.expectation(
+        lambda t, x: x, diffmh.models.gaussian.sampler(), init=0.0, num_samples=5, num_chains=2
+    )
+    with pytest.raises(TypeError, match=words):
+        diffmh.compose(phi, mean)(0.5, jax.random.key(0))

@@ -325,3 +325,46 @@ def test_double_precision_of_labels():
         jacobian = jax.jacobian(probabilities)(0.4, KEY)
         assert jacobian.dtype == jnp.float64 and jacobian.shape == (3,)
         np.testing.assert_allclose(jacobian.sum(), 0, atol=1e-15)
+
+
+@jax.custom_vjp
+def backward_only(theta, x):
+    return -0.5 * (x - jnp.sum(theta)) ** 2
+
+
+def _forth(theta, x):
+    return backward_only(theta, x), (theta, x)
+
+
+def _back(kept, cotangent):
+    theta, x = kept
+    slope = cotangent * (x - jnp.sum(theta))
+    return slope * jnp.ones_like(theta), -slope
+
+
+backward_only.defvjp(_forth, _back)
+
+
+def forward_only(theta, x):
+    """A `while_loop`, which has no reverse mode."""
+    half = lambda carry: (carry[0] + 1, carry[1] - 0.25 * (x - jnp.sum(theta)) ** 2)
+    return jax.lax.while_loop(lambda carry: carry[0] < 2, half, (0, 0.0))[1]
+
+
+@pytest.mark.parametrize(
+    ("density", "theta"),
+    [(backward_only, jnp.array(0.5)), (forward_only, jnp.array([0.2, 0.3]))],
+    ids=["custom_vjp of one parameter", "while_loop of two"],
+)
+def test_a_density_with_one_mode_of_differentiation(density, theta):
+    """The mode of fewer passes is not to be had: the other is taken, with the same derivative."""
+
+    def slope(density):
+        kernel = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.0))
+        mean = diffmh.expectation(
+            lambda theta, x: x, kernel, init=0.0, num_samples=20, num_chains=4
+        )
+        return jax.grad(mean)(theta, jax.random.key(0))
+
+    plain = slope(lambda theta, x: -0.5 * (x - jnp.sum(theta)) ** 2)
+    np.testing.assert_allclose(slope(density), plain, rtol=1e-4)

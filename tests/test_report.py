@@ -129,6 +129,14 @@ def test_nan_is_counted_reported_and_never_accepted():
     assert np.isfinite(clean.gradient)
 
 
+def test_a_value_that_is_not_a_number_is_explained():
+    partly = lambda theta, x: jnp.where(x > 1, jnp.nan, x)
+    normal = diffmh.models.gaussian.sampler()
+    mean = diffmh.expectation(partly, normal, init=0.0, num_samples=50, num_chains=4)
+    report = mean.run(0.5, jax.random.key(0))
+    assert any("value is not finite in 4 of 4 chains: `f`" in w for w in report.warnings)
+
+
 def test_nan_at_the_start_stays_nan_under_jit():
     """There it cannot be refused: the values are not known."""
     started_outside = diffmh.expectation(

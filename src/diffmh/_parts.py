@@ -15,10 +15,8 @@ def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree) -> PyTree:
     """`x` with `part` in the place of `where(x)`: a node of `x`, as in `equinox.tree_at`, or
     elements of an array, such as `x[3]`, whose index may be traced.
     """
-    old = where(x)
-    of_state = {id(leaf) for leaf in jax.tree.leaves(x)}
-    if all(id(leaf) in of_state for leaf in jax.tree.leaves(old)):
-        part = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), part, old)
+    if is_node(where, x):
+        part = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), part, where(x))
         return eqx.tree_at(where, x, part)
     numbers = _numbered(x)
     places, values = jax.tree.leaves(where(numbers)), jax.tree.leaves(part)
@@ -26,6 +24,18 @@ def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree) -> PyTree:
         put = lambda leaf, number: _put(leaf, number, place, value)
         x = jax.tree.map(put, x, numbers)
     return x
+
+
+def is_node(where: Callable[[Any], Any], x: PyTree) -> bool:
+    """Whether `where` picks a node of the pytree, rather than elements of an array, which may be
+    all of them (`x[:n]`): then it looks into what has nothing inside.
+    """
+    opaque = jax.tree.map(lambda _: object(), x)
+    try:
+        picked = jax.tree.leaves(where(opaque))
+    except (TypeError, AttributeError):
+        return False
+    return all(any(one is leaf for leaf in jax.tree.leaves(opaque)) for one in picked)
 
 
 def _numbered(x: PyTree) -> PyTree:

@@ -173,7 +173,7 @@ def pseudo_values(phi: Callable[..., PyTree], theta: PyTree, values: tuple[PyTre
     def others(leaf):
         return mean(leaf)[None] + (mean(leaf)[None] - leaf) / (num_chains - 1)
 
-    whole = phi(theta, *jax.tree.map(mean, values))
+    whole = _checked(phi(theta, *jax.tree.map(mean, values)))
     without = jax.vmap(lambda m: phi(theta, *m))(jax.tree.map(others, values))
 
     def pseudo(whole, without):
@@ -181,3 +181,15 @@ def pseudo_values(phi: Callable[..., PyTree], theta: PyTree, values: tuple[PyTre
         return whole + (num_chains - 1) * (whole - without)
 
     return jax.tree.map(pseudo, whole, without)
+
+
+def _checked(value: PyTree) -> PyTree:
+    """Refuses what `phi` must not return: whole numbers have no derivative."""
+    for leaf in jax.tree.leaves(_validate.numbers(value, "`phi`")):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise TypeError(
+                f"`compose(phi, ...)`: `phi` must return floats, got {jnp.result_type(leaf)}, whose"
+                " derivative would be zero: let `f` of the expectation be the indicator or the"
+                " count, whose mean is smooth in theta."
+            )
+    return value

@@ -93,18 +93,39 @@ def jacobian(
     tangents: tuple[PyTree, ...] = (),
 ) -> PyTree:
     """The derivative of `function(theta, *primals)` by the flattened theta, through the tangents
-    of the primals as well, by whichever mode takes fewer passes.
+    of the primals as well, by whichever mode takes fewer passes, or by the one that there is: a
+    `custom_vjp` has no forward mode, and a `while_loop` no reverse one.
 
     The P parameters lead; results that are not floats have `None`.
     """
-    flat, unravel = ravel_pytree(theta)
+    flat, _ = ravel_pytree(theta)
     tangents = tangents or (None,) * len(primals)
     outputs = jax.eval_shape(function, theta, *primals)
-    if not hasattr(outputs, "shape") or flat.size <= outputs.size:
-        identity = jnp.eye(flat.size, dtype=flat.dtype)
-        basis = jax.vmap(unravel)(identity)
-        return along(function, (theta, *primals), (basis, *tangents))
-    return _by_rows(function, theta, primals, tangents, outputs)
+    forward = not hasattr(outputs, "shape") or flat.size <= outputs.size
+    if forward and not (hasattr(outputs, "shape") and _has_custom_vjp(function, theta, primals)):
+        return _by_columns(function, theta, primals, tangents)
+    try:
+        return _by_rows(function, theta, primals, tangents, outputs)
+    except ValueError as error:
+        if _NO_REVERSE_MODE not in str(error):
+            raise
+    return _by_columns(function, theta, primals, tangents)
+
+
+# What JAX says of a `while_loop`.
+_NO_REVERSE_MODE = "Reverse-mode differentiation does not work"
+
+
+def _has_custom_vjp(function: Callable[..., PyTree], theta: PyTree, primals: tuple) -> bool:
+    """JAX lets it through forward, and fails only when the result is used."""
+    return "custom_vjp_call" in str(jax.make_jaxpr(function)(theta, *primals))
+
+
+def _by_columns(function, theta, primals, tangents) -> PyTree:
+    """One push forward for each parameter."""
+    flat, unravel = ravel_pytree(theta)
+    basis = jax.vmap(unravel)(jnp.eye(flat.size, dtype=flat.dtype))
+    return along(function, (theta, *primals), (basis, *tangents))
 
 
 def along(

@@ -243,6 +243,12 @@ def _warnings(chains: RunChains, findings: list[Finding], slope, slope_error) ->
             f" {jump.where}), and the derivative of where it jumps would be lost. If it is"
             " continuous there, say so with `diffmh.continuous(function)`."
         )
+    lost = np.sum(~np.isfinite(np.asarray(chains.value)).all(axis=0))
+    if lost:
+        yield (
+            f"the value is not finite in {lost} of {chains.value.shape[-1]} chains: `f` (or what is"
+            " composed of it) is NaN or infinite at states that they visited."
+        )
     yield from cannot_be_right(chains.theta, slope, slope_error)
 
 

@@ -232,6 +232,20 @@ def test_sweep_over_sites(births):
     assert_unbiased(found, derivative(mean, theta)[1])
 
 
+def test_a_block_of_all_the_elements():
+    """A slice of the whole array is the array itself, and no node for `equinox.tree_at`."""
+    density = lambda theta, z: theta * jnp.sum(z)
+
+    def slope(where):
+        block = diffmh.BlockGibbs(lambda theta, z: theta * jnp.ones(2), where, density)
+        mean = diffmh.expectation(
+            lambda theta, z: jnp.sum(z), block, init=jnp.zeros(2), num_samples=5, num_chains=4
+        )
+        return jax.grad(mean)(0.5, jax.random.key(0))
+
+    assert slope(lambda z: z[:2]) == slope(lambda z: z)
+
+
 def test_refusals():
     density = lambda theta, z: theta * jnp.sum(z)
     f = lambda theta, z: 1.0 * jnp.sum(z)

@@ -231,9 +231,7 @@ class BlockGibbs(BlockUpdate):
         return Bernoulli.draw(noise, log_odds)
 
     def block(self, x):
-        part = self.where(x)
-        is_leaf = any(part is leaf for leaf in jax.tree.leaves(x))
-        return part.astype(float) if is_leaf else None
+        return self.where(x).astype(float) if _parts.is_node(self.where, x) else None
 
     def with_block(self, x, block):
         return eqx.tree_at(self.where, x, block)
