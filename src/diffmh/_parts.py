@@ -8,7 +8,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree
+
+from . import _validate
 
 
 def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree) -> PyTree:
@@ -61,6 +64,39 @@ def _put(leaf, number, place, part):
     return leaf.ravel().at[index].set(part, mode="drop").reshape(leaf.shape)
 
 
+def places(where: Callable[[Any], Any], x: Any, name: str) -> list[np.ndarray] | None:
+    """For each array of the part, the numbers of its elements, all elements of the state being
+    numbered from 0: `where` of the numbers in place of the values. `None` if `where` picks by a
+    traced index. `x` may be as little as its shapes; a `where` that computes is refused.
+    """
+    leaves, structure = jax.tree.flatten(x)
+    starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
+    numbers = [
+        jax.tree.unflatten(
+            structure,
+            [
+                sign(start + np.arange(leaf.size)).reshape(leaf.shape)
+                for start, leaf in zip(starts, leaves, strict=False)
+            ],
+        )
+        for sign in (lambda n: n, lambda n: -1 - n)
+    ]
+    with jax.ensure_compile_time_eval():
+        first, again = (jax.tree.leaves(where(jax.tree.map(jnp.asarray, each))) for each in numbers)
+    if not _validate.concrete((first, again)):
+        return None
+    picked, again = ([np.asarray(leaf) for leaf in leaves] for leaves in (first, again))
+    if not picked or any(np.any(a != -1 - b) for a, b in zip(picked, again, strict=True)):
+        raise ValueError(
+            f"`{name}`: `where` must pick a part of the state and compute nothing, as in"
+            " `lambda x: x['label']` or `lambda x: x[3]`."
+        )
+    every = np.concatenate([place.ravel() for place in picked])
+    if np.unique(every).size != every.size:
+        raise ValueError(f"`{name}`: `where` picks an element of the state twice.")
+    return picked
+
+
 class Unlike(Exception):
     """Parts that are not of one form."""
 
@@ -80,7 +116,27 @@ class OneOf(eqx.Module):
         forms = [jax.eval_shape(lambda part=part: part) for part in parts]
         if any(form != forms[0] for form in forms):
             raise Unlike
+        elements = self._elements(x)
+        if elements is not None:
+            return jax.tree.unflatten(jax.tree.structure(parts[0]), elements)
         return jax.tree.map(lambda *leaves: self._pick(leaves), *parts)
+
+    def _elements(self, x: PyTree) -> list[Array] | None:
+        """The part, if all the parts are elements of the same arrays: by their places there."""
+        all_places = [places(where, x, "where") for where in self.wheres]
+        if any(each is None for each in all_places):
+            return None
+        leaves, found = jax.tree.leaves(x), []
+        starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
+        for each in zip(*all_places, strict=True):  # pyright: ignore[reportArgumentType]
+            stacked = np.stack(each)
+            owners = np.searchsorted(starts, stacked.ravel(), side="right") - 1
+            if stacked.size == 0 or np.any(owners != owners[0]):
+                return None
+            local = jnp.asarray(stacked - starts[owners[0]])[self.index]
+            flat = leaves[owners[0]].ravel()
+            found.append(flat[local])
+        return found
 
     def _pick(self, leaves: tuple[Array, ...]) -> Array:
         found = leaves[0]

@@ -132,6 +132,7 @@ def adapt(
     states = jax.vmap(lambda key: _trees.strong(draw(key)))(jax.random.split(key_start, num_chains))
     one, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], states))
     family = _family(kernel, unravel)
+    _refuse_starts(kernel, theta, states, args)
     dense = family.dense and 1 < one.size <= _DENSE
     root = jnp.eye(one.size) if dense else jnp.ones(one.size)
     progress = _Progress(states, jnp.log(2.38 / one.size**0.5), jnp.zeros(()))
@@ -141,6 +142,21 @@ def adapt(
         root = _root(samples, dense)
     _, steps, _ = _window(family, theta, last, args, progress, root, length)
     return family.kernel(jnp.exp(jnp.mean(steps[length // 2 :])), root)
+
+
+def _refuse_starts(kernel: Kernel, theta: PyTree, states: PyTree, args: tuple[Any, ...]) -> None:
+    log_density = kernel.updates()[0].log_density
+    found = jax.vmap(lambda x: log_density(theta, x, *args))(states)
+    if found.ndim != 1:
+        raise TypeError(
+            "`adapt(kernel, ...)`: `log_density` must return a scalar, got shape"
+            f" {found.shape[1:]}: add the terms up with `jnp.sum`."
+        )
+    if not jnp.all(jnp.isfinite(found)):
+        raise ValueError(
+            "`adapt(init=...)` must be a state of finite log density, got"
+            f" {found[jnp.argmin(jnp.isfinite(found))]} there: start inside the support."
+        )
 
 
 def _family(kernel: Kernel, unravel: Callable[[Array], PyTree]) -> _Family:

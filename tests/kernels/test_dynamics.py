@@ -211,3 +211,28 @@ def test_covariance_applies_to_the_target():
     )
     found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(23))
     assert_unbiased(found, np.array(1.0))
+
+
+def test_a_step_for_each_leaf():
+    """A number for a leaf is that number for each of its elements, also as a function of theta."""
+
+    def density(theta, x):
+        return -0.5 * jnp.sum((x["a"] - theta) ** 2) - 0.5 * (x["b"] + x["a"][0]) ** 2
+
+    def slope(kernel):
+        mean = diffmh.expectation(
+            lambda theta, x: x["a"][1] * x["b"],
+            kernel,
+            init={"a": jnp.zeros(2), "b": 0.0},
+            num_samples=10,
+            num_chains=8,
+        )
+        return jax.value_and_grad(mean)(0.9, jax.random.key(12))
+
+    flat = slope(diffmh.Langevin(density, lambda theta: theta * jnp.array([1.0, 1.0, 0.5])))
+    by_leaf = slope(diffmh.Langevin(density, lambda theta: {"a": theta, "b": 0.5 * theta}))
+    np.testing.assert_allclose(by_leaf, flat, rtol=1e-4)
+    fixed = slope(diffmh.Langevin(density, jnp.array([0.9, 0.9, 0.45])))
+    np.testing.assert_allclose(
+        slope(diffmh.Langevin(density, {"a": 0.9, "b": 0.45})), fixed, rtol=1e-4
+    )

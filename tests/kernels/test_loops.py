@@ -79,6 +79,7 @@ def test_a_loop_is_the_kernels_in_turn(case, monkeypatch):
         )
         return jax.jit(jax.value_and_grad(mean))(0.7, jax.random.key(30))
 
+    monkeypatch.setattr(compose, "_MANY", 4)
     looped = run()
     monkeypatch.setattr(compose, "_MANY", 100)
     in_turn = run()
@@ -88,7 +89,8 @@ def test_a_loop_is_the_kernels_in_turn(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_which_kernels_are_looped(case):
+def test_which_kernels_are_looped(case, monkeypatch):
+    monkeypatch.setattr(compose, "_MANY", 4)
     kernels, _ = case()
     stacks = [run.stack is not None for run in compose._runs(tuple(kernels))]
     assert stacks == ([True, False, True] if case is labels_then_choices else [True])

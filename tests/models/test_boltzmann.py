@@ -86,6 +86,20 @@ def test_full_sampler():
     assert_unbiased(slopes.fields, pairs - np.outer(means, means))
 
 
+def test_a_machine_of_many_parameters_has_a_gradient():
+    """78 parameters: births would be followed, but each site's odds are its own."""
+    theta = boltzmann.Full.random(jax.random.key(4), 12)
+    means = diffmh.expectation(
+        lambda theta, s: jnp.mean(1.0 * s),
+        theta.sampler(),
+        init=theta.start(),
+        num_samples=3,
+        num_chains=4,
+    )
+    slopes = jax.grad(means)(theta, jax.random.key(5))
+    assert np.all(np.isfinite(slopes.fields)) and np.any(slopes.couplings != 0)
+
+
 def test_restricted_sampler():
     """Derivatives of E[v] by all parameters at once, against complex steps of the exact sum."""
     theta = boltzmann.Restricted.random(jax.random.key(4), 3, 2, 1.0)

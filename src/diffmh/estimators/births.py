@@ -190,6 +190,10 @@ def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
 
 
 def births(kernel: Kernel, num_alternatives: int) -> Births | None:
-    """The estimator, or `None` where it does not apply."""
-    known = all(update.flip_odds is not None for update in kernel.updates())
-    return Births(num_alternatives) if known else None
+    """The estimator, or `None` where it does not apply: where odds are not known, or a sweep makes
+    them anew for each site, so that a birth does not say by which of them it is read.
+    """
+    here, again = ([update.flip_odds for update in kernel.updates()] for _ in range(2))
+    known = all(odds is not None for odds in here)
+    steady = all(same_odds(odds, other) for odds, other in zip(here, again, strict=True))
+    return Births(num_alternatives) if known and steady else None

@@ -24,7 +24,7 @@ class Cycle(Kernel):
     Metropolis-within-Gibbs.
 
     Decisions, births and recouplings of alternatives happen at every update; `f` is evaluated once
-    per cycle. Kernels that differ only in arrays (the site that they move), and four or more in
+    per cycle. Kernels that differ only in arrays (the site that they move), and eight or more in
     succession that differ only in arrays and in the part of the state that they move, are run by
     one loop, so that a long sweep compiles quickly.
 
@@ -244,8 +244,8 @@ def _remember_alike(kernels: tuple[Kernel, ...]) -> bool:
     return all(memory is memories[0] for memory in memories)
 
 
-# So few kernels that move different parts are not made one loop.
-_MANY = 4
+# Fewer kernels that move different parts are not made one loop: it compiles sooner and runs slower.
+_MANY = 8
 
 
 class _Looped(eqx.Module):

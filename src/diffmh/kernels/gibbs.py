@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .. import _parts, _trees, _validate
@@ -15,6 +16,7 @@ from ..couplings import CommonRandomNumbers, Coupling, Maximal
 from ..decisions import Bernoulli, Categorical
 from ..kernel import BlockUpdate, DensityOdds, State
 from ..parameters import Parameters
+from ..proposals import check_label_dtype, refuse_labels
 
 
 class Gibbs(BlockUpdate):
@@ -33,7 +35,8 @@ class Gibbs(BlockUpdate):
 
     A sweep over sites is `Sweep(lambda i: Gibbs(log_density, lambda z: z[i], n), num_sites)`.
 
-    Refused: a `where` that does not pick one integer.
+    Refused: a `where` that does not pick one integer, or computes; labels that the integer's type
+    does not hold, and a start with another one.
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> chain = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])            # Potts, three colours
@@ -82,7 +85,12 @@ class Gibbs(BlockUpdate):
                 f"`Gibbs(where=...)` must pick one integer of the state, got {site}: index the"
                 " array (`lambda z: z[3]`), or draw independent units together by `BlockGibbs`."
             )
+        check_label_dtype(site.dtype, self.num_values, f"Gibbs(num_values={self.num_values})")
+        _parts.places(self.where, x, "Gibbs(where=...)")
         return jax.random.uniform(key, (num_steps,))
+
+    def refuse_start(self, x):
+        refuse_labels(self.where(x), self.num_values, f"Gibbs(num_values={self.num_values})")
 
     def coupling_noise(self, key, x, num_steps):
         return jax.random.uniform(key, (num_steps, 2)) if self._maximal else None
@@ -163,7 +171,8 @@ class BlockGibbs(BlockUpdate):
     All flips of a step are candidates of one pruning. An alternative draws with the same uniforms,
     which is a maximal coupling of each unit, and monotone.
 
-    Refused: logits that are not shaped like the block.
+    Refused: logits that are not shaped like the block, values that its type does not hold, a
+    `where` that computes.
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> energy = lambda w, x: x["v"] @ w @ x["h"]
@@ -219,6 +228,13 @@ class BlockGibbs(BlockUpdate):
             raise TypeError(
                 f"`BlockGibbs(where=...)` must pick one array of the state, got {block}."
             )
+        for value in self.values:
+            if np.asarray(value).astype(block.dtype) != value:
+                raise TypeError(
+                    f"`BlockGibbs(values={self.values})` are not values of {block.dtype}, which the"
+                    " block is: start from a block of another type."
+                )
+        _parts.places(self.where, x, "BlockGibbs(where=...)")
         return jax.random.uniform(key, (num_steps, *block.shape))
 
     def decide(self, parameters: Parameters, state: State, noise) -> Bernoulli:

@@ -132,9 +132,7 @@ class Hamiltonian(Update):
         self, theta: PyTree, x: PyTree, momentum: PyTree, args: tuple[Any, ...]
     ) -> tuple[PyTree, Float[Array, ""]]:
         """`x'` and `log r`."""
-        step = self.step_size(theta) if callable(self.step_size) else self.step_size
-        if jax.tree.structure(step) != jax.tree.structure(x):
-            step = jax.tree.map(lambda leaf: step, x)
+        step = _by_leaf(self.step_size(theta) if callable(self.step_size) else self.step_size, x)
         density = jax.value_and_grad(lambda x: self.density(theta, x, *args))
 
         def along(start, direction, share):
@@ -157,7 +155,34 @@ class Hamiltonian(Update):
 
 
 def _checked_step(step: Any) -> Float[Array, "..."]:
+    if not eqx.is_array_like(step):
+        raise TypeError(
+            "`Hamiltonian(step=...)` must be a number, a pytree of them like the state, or a"
+            f" function of theta, got {step!r}."
+        )
     array = jnp.asarray(step, float)
     if _validate.concrete(array) and not np.all(np.asarray(array) > 0):
         raise ValueError(f"`Hamiltonian(step=...)` must be positive, got {step}.")
     return array
+
+
+def _by_leaf(step: PyTree, x: PyTree) -> PyTree:
+    """The step of each leaf of the state."""
+    expected, given = jax.tree.structure(x), jax.tree.structure(step)
+    if expected != given:
+        if given != jax.tree.structure(0) or jnp.shape(step) != ():
+            raise ValueError(
+                "`Hamiltonian(step=...)` must be a number or a pytree like the state, "
+                f"{expected}, got {given}."
+            )
+        return jax.tree.map(lambda leaf: step, x)
+
+    def fitted(path, one, leaf):
+        if jnp.shape(one) not in ((), jnp.shape(leaf)):
+            raise ValueError(
+                f"`Hamiltonian(step=...)`{jax.tree_util.keystr(path)} of shape {jnp.shape(one)}"
+                f" does not fit the state's {jnp.shape(leaf)}: give a number or that shape."
+            )
+        return one
+
+    return jax.tree_util.tree_map_with_path(fitted, step, x)

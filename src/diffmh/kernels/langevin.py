@@ -7,32 +7,29 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate
 from ..couplings import Coupling
 from ..kernel import Kernel
-from ..proposals import GaussianProposal, GaussianWalk
+from ..proposals import GaussianProposal, checked_scale
 from .metropolis import MetropolisHastings, ProposalOf
 
 
 class Drift(GaussianProposal):
     """`x' = x + ½ L Lᵀ ∇ log g(x) + L z`."""
 
-    scale: Float[Array, ""] | Float[Array, "d"] | Float[Array, "d d"]
+    scale: PyTree
     log_density: Callable[[PyTree], Float[Array, ""]]
     symmetric: bool = eqx.field(static=True, default=False)
 
     def mean(self, x):
-        gradient = jax.grad(self.log_density)(x)
-        if self.scale.ndim < 2:
-            uphill = self.colour(self.colour(gradient))
-        else:
-            flat, unravel = ravel_pytree(gradient)
-            uphill = unravel(self.scale @ (flat @ self.scale))
+        uphill = self.colour(self.pull(jax.grad(self.log_density)(x)))
         return _trees.add(x, jax.tree.map(lambda leaf: 0.5 * leaf, uphill))
+
+    @property
+    def scale_name(self):
+        return "Langevin(step=...)"
 
 
 class LangevinProposal(ProposalOf):
@@ -47,15 +44,8 @@ class LangevinProposal(ProposalOf):
 
     def at(self, theta, args):
         log_density = lambda x: self.density(theta, x, *args)
-        scale = _scale(self.step(theta) if callable(self.step) else self.step)
-        return Drift(scale=scale, log_density=log_density)
-
-
-def _scale(step: PyTree) -> Float[Array, "..."]:
-    """`L` from a number, a vector or a matrix as in `GaussianWalk`, or a pytree like the state."""
-    if jax.tree.structure(step) != jax.tree.structure(0):
-        step = ravel_pytree(jax.tree.map(jnp.asarray, step))[0]
-    return GaussianWalk(step).scale
+        step = self.step(theta) if callable(self.step) else self.step
+        return Drift(scale=checked_scale(step, "Langevin(step=...)"), log_density=log_density)
 
 
 class Langevin(Kernel):
@@ -65,8 +55,9 @@ class Langevin(Kernel):
     **Arguments**
 
     - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, differentiable by x.
-    - `step`: h, a positive number; a pytree of them like the state; a vector or a lower-triangular
-      matrix L for the flattened state, which preconditions by `L Lᵀ`; or a function of theta.
+    - `step`: h, a positive number; a pytree like the state, each entry a number or of its leaf's
+      shape; a vector or a lower-triangular matrix L for the flattened state, which preconditions by
+      `L Lᵀ`; or a function of theta.
     - `coupling`: maximal reflection if left out.
 
     The derivative is the full one: that of the moves, through the drift and the step size, and
@@ -95,8 +86,7 @@ class Langevin(Kernel):
             "log_density(theta, x, *args) -> scalar",
         )
         if not callable(step):
-            _scale(step)
-            step = jax.tree.map(jnp.asarray, step)
+            step = checked_scale(step, "Langevin(step=...)")
         self.kernel = MetropolisHastings(log_density, LangevinProposal(log_density, step), coupling)
 
     def updates(self):

@@ -368,6 +368,8 @@ def _check_floats(proposal: Proposal, x: PyTree) -> None:
     """A derivative through what is moved would silently be zero for integers."""
     for leaf in jax.tree.leaves(proposals.moved_part(proposal, x)):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            if isinstance(proposal, proposals.GaussianProposal):
+                proposal.refuse_whole(x)
             raise TypeError(
                 "`MetropolisHastings(log_density, lambda theta: proposal)`: a proposal that depends"
                 f" on theta and moves {leaf.dtype} must be a `FiniteProposal`, whose probabilities"

@@ -8,11 +8,14 @@ from .choices import moved_part as moved_part
 from .finite import FiniteProposal as FiniteProposal
 from .finite import OtherState as OtherState
 from .finite import TransitionMatrix as TransitionMatrix
+from .finite import check_label_dtype as check_label_dtype
+from .finite import refuse_labels as refuse_labels
 from .forgetting import Forgotten as Forgotten
 from .forgetting import forget as forget
 from .gaussian import CrankNicolson as CrankNicolson
 from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
+from .gaussian import checked_scale as checked_scale
 from .independence import Independence as Independence
 from .on import On as On
 from .one_label import OneLabel as OneLabel

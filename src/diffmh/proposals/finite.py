@@ -128,7 +128,8 @@ def refuse_labels(x: ArrayLike, num_values: int, name: str) -> None:
 
 
 def check_label_dtype(dtype, num_values: int, name: str) -> None:
-    if num_values - 1 > jnp.iinfo(dtype).max:
+    most = 1 if dtype == jnp.bool_ else jnp.iinfo(dtype).max
+    if num_values - 1 > most:
         raise TypeError(
             f"`{name}` moves labels 0 to {num_values - 1}, which {dtype} does not hold: start from"
             " a wider integer such as int32."

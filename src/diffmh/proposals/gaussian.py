@@ -31,15 +31,14 @@ class GaussianProposal(NoiseProposal):
     def mean(self, x: PyTree) -> PyTree:
         """`m(x)`."""
 
+    @property
+    def scale_name(self) -> str:
+        """What its user calls `L`."""
+        return f"{type(self).__name__}(scale=...)"
+
     def noise(self, key, x, num_steps):
         """`L z` for each step."""
-        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise TypeError(
-                    f"`{type(self).__name__}` moves floats, but state{jax.tree_util.keystr(path)}"
-                    f" is {leaf.dtype}:"
-                    " start from a float, or move the real part alone with `On(where, ...)`."
-                )
+        self.refuse_whole(x)
         leaves, structure = jax.tree.flatten(x)
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         draws = [
@@ -47,6 +46,17 @@ class GaussianProposal(NoiseProposal):
             for k, leaf in zip(keys, leaves, strict=True)
         ]
         return jax.vmap(self.colour)(jax.tree.unflatten(structure, draws))
+
+    def refuse_whole(self, x: PyTree) -> None:
+        """Refuses states that are not floats; their shapes and dtypes are enough."""
+        name = self.scale_name.partition("(")[0]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise TypeError(
+                    f"`{name}` moves floats, but state{jax.tree_util.keystr(path)}"
+                    f" is {leaf.dtype}:"
+                    " start from a float, or move the real part alone with `On(where, ...)`."
+                )
 
     def move(self, x, noise):
         return _trees.add(self.mean(x), noise)
@@ -79,7 +89,7 @@ class GaussianProposal(NoiseProposal):
         flat, unravel = ravel_pytree(tree)
         if flat.size != self.scale.shape[0]:
             raise ValueError(
-                f"`{type(self).__name__}(scale=...)` of shape {self.scale.shape} does not fit a"
+                f"`{self.scale_name}` of shape {self.scale.shape} does not fit a"
                 f" state of {flat.size} numbers."
             )
         scale = self.scale.astype(flat.dtype)
@@ -87,7 +97,7 @@ class GaussianProposal(NoiseProposal):
 
     def _by_leaf(self, x: PyTree) -> PyTree:
         """The scale of each leaf, where `scale` is a pytree."""
-        name = f"`{type(self).__name__}(scale=...)`"
+        name = f"`{self.scale_name}`"
         expected, found = jax.tree.structure(x), jax.tree.structure(self.scale)
         if expected != found:
             raise ValueError(f"{name} must be a pytree like the state, {expected}, got {found}.")
@@ -134,7 +144,7 @@ class GaussianWalk(GaussianProposal):
     symmetric: bool = eqx.field(static=True)
 
     def __init__(self, scale: PyTree):
-        self.scale = _checked_scale(scale, "GaussianWalk(scale=...)")
+        self.scale = checked_scale(scale, "GaussianWalk(scale=...)")
         self.symmetric = True
 
     def mean(self, x):
@@ -164,7 +174,7 @@ class CrankNicolson(GaussianProposal):
         _validate.real_dtype(self.beta.dtype, "`CrankNicolson(beta=...)`")
         if _validate.concrete(self.beta) and not 0 < float(self.beta) <= 1:
             raise ValueError(f"`CrankNicolson(beta=...)` must be in (0, 1], got {beta}.")
-        prior = _checked_scale(scale, "CrankNicolson(scale=...)")
+        prior = checked_scale(scale, "CrankNicolson(scale=...)")
         self.scale = jax.tree.map(lambda scale: self.beta * scale, prior)
         self.centre = jax.tree.map(jnp.asarray, centre)
         self.symmetric = False
@@ -180,7 +190,7 @@ class CrankNicolson(GaussianProposal):
         return jax.tree.map(towards, x, self.centre)
 
 
-def _checked_scale(scale: PyTree, name: str) -> PyTree:
+def checked_scale(scale: PyTree, name: str) -> PyTree:
     if eqx.is_array_like(scale) or _numbers(scale):
         return _checked_array(scale, name, dimensions=2)
     leaves = jax.tree_util.tree_leaves_with_path(scale)

@@ -60,7 +60,7 @@ class On(NoiseProposal):
         return self.proposal.log_prob(self.where(x), self.where(x_new))
 
     def refuse_start(self, x):
-        _places(self.where, x)
+        _parts.places(self.where, x, "On(where, ...)")
         self.proposal.refuse_start(self.where(x))
 
     def form(self, x: Any) -> Any:
@@ -69,7 +69,7 @@ class On(NoiseProposal):
 
     def replace(self, x: Any, part: Any) -> Any:
         """`x` with `part` in its place."""
-        places = _places(self.where, x)
+        places = _parts.places(self.where, x, "On(where, ...)")
         if places is None:
             return _parts.replace(self.where, x, part)
         leaves, structure = jax.tree.flatten(x)
@@ -84,39 +84,6 @@ class On(NoiseProposal):
                 )
             leaves[owner] = _put(leaves[owner], local, value)
         return jax.tree.unflatten(structure, leaves)
-
-
-def _places(where: Callable[[Any], Any], x: Any) -> list[np.ndarray] | None:
-    """For each array of the part, the numbers of its elements, all elements of the state being
-    numbered from 0: `where` of the numbers in place of the values. `None` if `where` picks by a
-    traced index.
-    """
-    leaves, structure = jax.tree.flatten(x)
-    starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
-    numbers = [
-        jax.tree.unflatten(
-            structure,
-            [
-                sign(start + np.arange(leaf.size)).reshape(leaf.shape)
-                for start, leaf in zip(starts, leaves, strict=False)
-            ],
-        )
-        for sign in (lambda n: n, lambda n: -1 - n)
-    ]
-    with jax.ensure_compile_time_eval():
-        first, again = (jax.tree.leaves(where(jax.tree.map(jnp.asarray, each))) for each in numbers)
-    if not _validate.concrete((first, again)):
-        return None
-    picked, again = ([np.asarray(leaf) for leaf in leaves] for leaves in (first, again))
-    if not picked or any(np.any(a != -1 - b) for a, b in zip(picked, again, strict=True)):
-        raise ValueError(
-            "`On(where, ...)`: `where` must pick a part of the state and compute nothing, as in"
-            " `lambda x: x['label']` or `lambda x: x[3]`."
-        )
-    every = np.concatenate([place.ravel() for place in picked])
-    if np.unique(every).size != every.size:
-        raise ValueError("`On(where, ...)`: `where` picks an element of the state twice.")
-    return picked
 
 
 def _put(leaf: Any, local: np.ndarray | np.integer, value: Any) -> Any:
