@@ -285,13 +285,12 @@ def _refuse_unless_scalar(value):
         )
 
 
-def _bar(num_iterations: int, progress: Any, name: str) -> Iterable[int]:
+def _bar(num_iterations: int, progress: bool | Callable[[range], Iterable[int]] | None, name: str):
     """The iterations, with a progress bar on stderr where somebody looks at it."""
-    if callable(progress):
-        return progress(range(num_iterations))
-    if progress is None:
-        progress = sys.stderr.isatty()
-    if not progress:
+    bar = sys.stderr.isatty() if progress is None else progress
+    if not isinstance(bar, bool):
+        return bar(range(num_iterations))
+    if not bar:
         return range(num_iterations)
     from tqdm import tqdm
 

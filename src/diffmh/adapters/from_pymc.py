@@ -140,7 +140,8 @@ def _num_values(variable: Any) -> int | None:
     if isinstance(drawn, BernoulliRV):
         return 2
     if isinstance(drawn, CategoricalRV):
-        return int(drawn.dist_params(variable.owner)[0].shape[-1].eval())
+        (weights,) = drawn.dist_params(variable.owner)
+        return int(weights.shape[-1].eval())  # pyright: ignore[reportAttributeAccessIssue]
     return None
 
 
