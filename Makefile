@@ -5,7 +5,8 @@ LATEST ?= PYENV_VERSION=3.13.0 python3.13
 RUN = .venv/bin/python
 PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
 # Nearly all of a test's time is compilation; without optimisation it is half. In one piece: cut into 32 for
-# as many threads, what is compiled takes a fifth longer, and to run as well.
+# as many threads, what is compiled takes a fifth longer, and to run as well. JAX 0.12 no longer knows the second
+# flag and ends the process without a word that pytest shows: `test-latest` goes without.
 QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .PHONY: install docs test-docs demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest

@@ -135,3 +135,16 @@ def test_the_bar_goes_to_a_terminals_stderr(terminal, monkeypatch, capsys):
     diffmh.optimise(lambda t, key: t**2, 1.0, KEY, optimizer=SGD, num_iterations=2, name="a bowl")
     assert ("a bowl" in screen.getvalue()) == terminal
     assert capsys.readouterr().out == ""
+
+
+def test_the_iterations_may_be_gone_over_by_somebody_else():
+    seen: list[int] = []
+
+    def told(iterations):
+        for i in iterations:
+            seen.append(i)
+            yield i
+
+    steps = {"optimizer": SGD, "num_iterations": 3}
+    path = diffmh.optimise(lambda t, key: t**2, 1.0, KEY, **steps, progress=told)
+    assert seen == [0, 1, 2] and len(path.value) == 3

@@ -12,10 +12,13 @@ import pathlib
 import re
 from typing import NamedTuple
 
+import jax
 import numpy as np
+import optax
 import pytest
 from figure_data import SMALL
 
+from diffmh.optimise import optimise
 from diffmh.reproduce import EXPERIMENTS, Outcome, Row, catalogue, run, saved
 from diffmh.reproduce.experiment import against_exact, digits, worst
 from diffmh.reproduce.mixture import maximiser, reached
@@ -279,6 +282,16 @@ def test_progress_is_one_line_on_a_terminal_and_few_in_a_log():
     assert log.getvalue().splitlines()[0].startswith("variance: case long words, 1 of 2")
     assert len(log.getvalue().splitlines()) == 4
     assert patient.getvalue() == "variance: stage (0 s)\nvariance: done\n"
+
+
+def test_an_ascent_says_how_far_it_is_in_a_log():
+    """Three hundred iterations were silent where stderr is no terminal."""
+    log = io.StringIO()
+    along = Progress("mixture", log, 0.0).along("iteration of the ascent")
+    steps = {"optimizer": optax.sgd(0.1), "num_iterations": 3}
+    optimise(lambda t, key: t**2, 1.0, jax.random.key(0), **steps, progress=along)
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 3 and lines[2].startswith("mixture: iteration of the ascent, 3 of 3")
 
 
 # ---- rows

@@ -90,7 +90,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """An HTML table; of many rows the first, with a last one that says how many there are."""
     rows = list(rows)
     left_out = len(rows) - _ROWS
-    cell = lambda kind, text: f"<{kind} style='text-align:left'>{html.escape(text)}</{kind}>"
+    look = "text-align:left;padding-right:1.2em"
+    cell = lambda kind, text: f"<{kind} style='{look}'>{html.escape(text)}</{kind}>"
 
     def line(kind, cells):
         return "<tr>" + "".join(cell(kind, text) for text in cells) + "</tr>"

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -71,7 +71,7 @@ def optimise(
     num_iterations: int,
     maximise: bool = False,
     average_from: float = 0.5,
-    progress: bool | None = None,
+    progress: bool | Callable[[range], Iterable[int]] | None = None,
     checkpoint: Checkpoint | str | os.PathLike | None = None,
     name: str = "optimise",
 ) -> Ascent:
@@ -89,7 +89,8 @@ def optimise(
     - `maximise`: climb rather than descend.
     - `average_from`: the share of the iterations that the average leaves out. The gradients are
       random, so single iterates scatter about the optimum; their average scatters far less.
-    - `progress`: a bar on stderr; by default where stderr is a terminal.
+    - `progress`: a bar on stderr, by default where stderr is a terminal; or what goes over the
+      iterations and shows how far they are, such as `tqdm.notebook.tqdm`.
     - `checkpoint`: a directory, or a `diffmh.Checkpoint`. If the process is killed, the same line
       goes on from there, optimiser's state and all, and returns the same digits; with a larger
       `num_iterations` it goes on beyond them.
@@ -284,11 +285,12 @@ def _refuse_unless_scalar(value):
         )
 
 
-def _bar(num_iterations: int, progress: bool | None, name: str):
+def _bar(num_iterations: int, progress: bool | Callable[[range], Iterable[int]] | None, name: str):
     """The iterations, with a progress bar on stderr where somebody looks at it."""
-    if progress is None:
-        progress = sys.stderr.isatty()
-    if not progress:
+    bar = sys.stderr.isatty() if progress is None else progress
+    if not isinstance(bar, bool):
+        return bar(range(num_iterations))
+    if not bar:
         return range(num_iterations)
     from tqdm import tqdm
 

@@ -124,6 +124,11 @@ def sensitivity(
         raise ValueError(
             "`sensitivity` takes a `key` for fresh chains, or `draws` that are there already."
         )
+    if draws is None and "num_samples" not in options:
+        raise TypeError(
+            "`sensitivity(posterior, f, key, ...)` runs fresh chains: say how long, as in"
+            " `num_samples=10_000, burn_in=1_000`."
+        )
     theta = {"model": posterior.theta, PRIOR: jnp.ones(()), LIKELIHOOD: jnp.ones(())}
 
     tempered = _Tempered(posterior, f)

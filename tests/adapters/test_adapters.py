@@ -165,6 +165,12 @@ def test_eight_schools_from_pymc():
         assert abs(derivative - value) < 4 * np.hypot(own, error), name
 
 
+def test_other_models_of_pymc():
+    command = [sys.executable, FOLDER / "pymc_models.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def with_param(scale):
     numpyro.param("scale", 1.0)
     numpyro.sample("x", dist.Normal(0.0, scale))
@@ -198,8 +204,69 @@ def test_more_refusals():
     with pytest.raises(ValueError, match="fresh chains, or `draws`"):
         diffmh.sensitivity(posterior, lambda t, z: z["mean"])
     counts = lambda rate: numpyro.sample("n", dist.Poisson(rate))
-    with pytest.raises(ValueError, match="without an upper bound"):
+    with pytest.raises(ValueError, match="not known to be 0"):
         diffmh.from_numpyro(counts, theta={"rate": 2.0}).kernel()
+
+    with pytest.raises(TypeError, match="say how long"):
+        diffmh.sensitivity(posterior, lambda t, z: z["mean"], KEY)
+
+
+def test_whole_numbers_are_numbers():
+    assert diffmh.from_numpyro(conjugate, jnp.ones(3), theta={"scale": 5}).theta["scale"] == 5.0
+
+
+def bounded(y, top):
+    with numpyro.plate("two", 2):
+        u = numpyro.sample("u", dist.Uniform(0.0, top))
+    numpyro.sample("y", dist.Normal(u, 1.0), obs=y)
+
+
+def test_a_support_that_depends_on_theta():
+    """The transform puts the site into its support, wherever that ends. By quadrature."""
+    y, top = jnp.array([0.5, 1.2]), 2.0
+    posterior = diffmh.from_numpyro(bounded, y, theta={"top": top})
+    f = lambda theta, sites: {"u": sites["u"]}
+    table = diffmh.sensitivity(posterior, f, KEY, num_samples=2_000, burn_in=100, num_chains=64)
+
+    def exact(top):
+        at = top * (jnp.arange(2_000)[:, None] + 0.5) / 2_000
+        weight = jnp.exp(-0.5 * (y - at) ** 2)
+        return jnp.sum(weight * at, axis=0) / jnp.sum(weight, axis=0)
+
+    slopes = jax.jacobian(exact)(top)
+    truth = {(f"u[{i}]", "top"): float(slopes[i]) for i in range(2)}
+    assert np.all(np.abs(z_scores(table, truth)) < 4)
+
+
+def test_a_jump_of_the_users_own_is_still_refused():
+    def jumps(y, at):
+        u = numpyro.sample("u", dist.Uniform(0.0, 2.0))
+        numpyro.sample("y", dist.Normal(jnp.where(u > at, 1.0, 0.0), 1.0), obs=y)
+
+    def observed(y, top):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Uniform(u - top, u + top), obs=y)
+
+    for model, name in ((jumps, "at"), (observed, "top")):
+        posterior = diffmh.from_numpyro(model, jnp.asarray(0.5), theta={name: 1.0})
+        length = {"num_samples": 100, "burn_in": 10, "num_chains": 4}
+        mean = posterior.expectation(lambda theta, sites: sites["u"], **length)
+        with pytest.raises(diffmh.NotDifferentiable, match="jumps in x"):
+            mean.run(posterior.theta, KEY)
+
+
+@pytest.mark.parametrize("name", ["numpyro", "pymc", "blackjax"])
+def test_what_is_not_installed_names_its_extra(name, monkeypatch):
+    for module in [m for m in sys.modules if m.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    call = {
+        "numpyro": lambda: diffmh.from_numpyro(conjugate, 1.0, theta={"scale": 1.0}),
+        "pymc": lambda: diffmh.from_pymc(None, theta={"scale": 1.0}),
+        "blackjax": lambda: diffmh.as_blackjax(None, 1.0),
+    }[name]
+    with pytest.raises(ModuleNotFoundError, match=rf'pip install "diffmh\[{name}\]"'):
+        call()
 
 
 def test_the_docs_take_twelve_lines():

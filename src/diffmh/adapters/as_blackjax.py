@@ -13,6 +13,7 @@ from ..decisions import acceptances
 from ..estimators import ValueOnly
 from ..kernel import Kernel
 from ..simulation import Chain, Loop, Simulation, nothing
+from .posterior import extra
 
 
 class KernelState(NamedTuple):
@@ -43,7 +44,8 @@ def as_blackjax(kernel: Kernel, theta: PyTree, *args: Any) -> Any:
     >>> state = walk.init(0.0)                                             # doctest: +SKIP
     >>> state, info = jax.jit(walk.step)(jax.random.key(0), state)         # doctest: +SKIP
     """
-    from blackjax.base import SamplingAlgorithm
+    with extra("as_blackjax", "blackjax"):
+        from blackjax.base import SamplingAlgorithm
 
     _validate.instance(kernel, Kernel, "as_blackjax(kernel, theta)", "kernel")
     theta = _trees.strong(_validate.theta(theta))

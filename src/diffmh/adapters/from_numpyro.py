@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import _validate
-from .posterior import Posterior, Sites, checked_theta
+from .posterior import Posterior, Sites, checked_theta, extra
 
 
 class _Model(eqx.Module):
@@ -33,7 +34,24 @@ class _Model(eqx.Module):
         """The model with its discrete sites in place."""
         from numpyro import handlers
 
-        return handlers.substitute(self.model, data={name: x[name] for name in self.discrete})
+        data = {name: x[name] for name in self.discrete}
+        return handlers.substitute(self._unchecked(), data=data)
+
+    def _unchecked(self) -> Callable[..., Any]:
+        """The model without NumPyro's check that a continuous latent site lies in its support: the
+        transform onto the support has put it there, and the check would be a jump at a place that
+        depends on theta, as in `Uniform(0, theta)`.
+        """
+        from numpyro.primitives import Messenger
+
+        within = self.continuous
+
+        class Unchecked(Messenger):
+            def process_message(self, msg):
+                if msg["type"] == "sample" and msg["name"] in within:
+                    msg["fn"] = unchecked(msg["fn"])
+
+        return Unchecked(self.model)
 
     def log_density(self, theta: Sites, x: Sites) -> Array:
         from numpyro.infer.util import potential_energy
@@ -56,7 +74,7 @@ class _Model(eqx.Module):
 
         sites = self.constrain(theta, x)
         latent = {name: sites[name] for name in self.latent}
-        return compute_log_probs(self.model, self.args, {**self.kwargs, **theta}, latent)[0]
+        return compute_log_probs(self._unchecked(), self.args, {**self.kwargs, **theta}, latent)[0]
 
     def unconstrain(self, theta: Sites, sites: Sites) -> Sites:
         free = {
@@ -88,6 +106,18 @@ def biject(site: dict[str, Any]) -> Any:
     from numpyro.distributions import biject_to
 
     return biject_to(site["fn"].support)
+
+
+def unchecked(distribution: Any) -> Any:
+    """A distribution, and those that it is made of, without the check of their support."""
+    from numpyro.distributions import Distribution
+
+    bare = copy.copy(distribution)
+    for name, part in vars(distribution).items():
+        if isinstance(part, Distribution):
+            setattr(bare, name, unchecked(part))
+    bare._validate_args = False
+    return bare
 
 
 class _Start(eqx.Module):
@@ -137,10 +167,11 @@ def from_numpyro(
     >>> round(float(mean(posterior.theta, jax.random.key(0))), 1)               # exactly 1
     1.0
     """
-    from numpyro.infer import init_to_uniform
+    with extra("from_numpyro", "numpyro"):
+        from numpyro.infer import init_to_uniform
 
     where = "from_numpyro(model, *args, theta=...)"
-    _validate.function(model, where, "model", "a NumPyro model")
+    _validate.function(model, where, "model", "model(*args, **theta)")
     theta = checked_theta(theta, where)
     _refuse_unknown_names(model, args, kwargs, theta, where)
     latent = _latent_sites(model, args, {**kwargs, **theta}, where)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .posterior import Posterior, Sites, checked_theta
+from .posterior import Posterior, Sites, checked_theta, extra
 
 
 class _Graph(eqx.Module):
@@ -46,7 +46,12 @@ def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
     derivatives are taken by. The density is PyMC's own on transformed variables, through PyTensor's
     JAX backend; the start is `model.initial_point()`; the sites include deterministic variables.
 
-    Refused: names in `theta` that are not data of the model.
+    Discrete variables become integers; a Bernoulli or categorical one has a proposal, others are
+    given one by `posterior.kernel(proposals=...)`.
+
+    Refused: names in `theta` that are not data of the model, or are data of whole numbers. A bound
+    of a support that is a hyperparameter, `pm.Uniform("u", 0, top)`, is refused where the chain is
+    differentiated, because PyMC's density compares u with it: write `top * pm.Uniform("v", 0, 1)`.
 
     >>> import diffmh, jax, pymc as pm                                       # doctest: +SKIP
     >>> with pm.Model() as model:                                            # doctest: +SKIP
@@ -55,6 +60,13 @@ def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
     ...     pm.Normal("y", mean, 1, observed=[1.0, 2.0])
     >>> posterior = diffmh.from_pymc(model, theta={"scale": 1.0})            # doctest: +SKIP
     """
+    with extra("from_pymc", "pymc"):
+        from pymc import Model
+
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"`from_pymc(model, theta=...)`: `model` must be a `pymc.Model`, got {model!r}."
+        )
     theta = checked_theta(theta, "from_pymc(model, theta=...)")
     data = {variable.name: variable for variable in model.data_vars}
     unknown = sorted(set(theta) - set(data))
@@ -62,6 +74,12 @@ def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
         raise ValueError(
             f"`from_pymc(model, theta=...)`: {unknown} are not data of the model, which has"
             f" {sorted(data)}: declare hyperparameters with `pm.Data(name, value)`."
+        )
+    whole = sorted(name for name in theta if data[name].dtype.startswith(("int", "uint", "bool")))
+    if whole:
+        raise ValueError(
+            f"`from_pymc(model, theta=...)`: {whole} are data of whole numbers, which have no"
+            " derivative: give `pm.Data(name, value)` floats."
         )
     graph = _Graphs(theta, {name: data[name] for name in theta})
     values, free = model.value_vars, model.free_RVs
@@ -85,7 +103,7 @@ def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
         unconstrain,
         _Start(start),
         theta,
-        {},
+        {variable.name: count for variable in free if (count := _num_values(variable))},
     )
 
 
@@ -112,6 +130,19 @@ class _Graphs:
         graphs: list[Any] = clone_replace(outputs, self.stands_for)  # pyright: ignore
         function = get_jaxified_graph(inputs=[*self.inputs, *inputs], outputs=graphs)
         return _Graph(function, self.names, _names(inputs), names)
+
+
+def _num_values(variable: Any) -> int | None:
+    """n where a discrete variable is known to be among `0, ..., n − 1`."""
+    from pytensor.tensor.random.basic import BernoulliRV, CategoricalRV
+
+    drawn = variable.owner.op
+    if isinstance(drawn, BernoulliRV):
+        return 2
+    if isinstance(drawn, CategoricalRV):
+        (weights,) = drawn.dist_params(variable.owner)
+        return int(weights.shape[-1].eval())  # pyright: ignore[reportAttributeAccessIssue]
+    return None
 
 
 def _names(variables: list[Any]) -> tuple[str, ...]:

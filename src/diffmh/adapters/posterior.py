@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -74,8 +75,8 @@ class Posterior(eqx.Module):
     def _labels(self, name: str, site: jax.ShapeDtypeStruct) -> Proposal:
         if name not in self.num_values:
             raise ValueError(
-                f"site {name!r} is discrete without an upper bound: give it a proposal of its own,"
-                f" `kernel(proposals={{{name!r}: ...}})`."
+                f"site {name!r} is discrete, and its values are not known to be 0, ..., n − 1: give"
+                f" it a proposal of its own, `kernel(proposals={{{name!r}: ...}})`."
             )
         count = self.num_values[name]
         return OneLabel(count) if site.ndim else OtherState(count)
@@ -99,4 +100,21 @@ def checked_theta(theta: Any, where: str) -> Sites:
             f"`{where}`: `theta` must be a dictionary of hyperparameters by name, such as"
             f" `{{'scale': 5.0}}`, got {theta!r}."
         )
+    # A whole number that somebody writes is a number: `{"scale": 5}`.
+    theta = {name: float(v) if type(v) is int else v for name, v in theta.items()}
     return _trees.strong(_validate.theta(theta))
+
+
+@contextlib.contextmanager
+def extra(function: str, library: str) -> Iterator[None]:
+    """Says which extra to install where the library of an adapter is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != library:
+            raise
+        raise ModuleNotFoundError(
+            f"`diffmh.{function}` needs {library}, which is not installed:"
+            f' pip install "diffmh[{library}]"',
+            name=library,
+        ) from error

@@ -58,13 +58,12 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Asce
             optimizer=optax.adam(rate),
             num_iterations=paper_iterations,
             maximise=True,
-            name=f"ascent, {name}",
+            progress=progress.along(f"iteration with one {name} chain"),
         )
     num_iterations, tolerance = (60, 0.1) if fast else (240, 0.02)
     num_samples, burn_in, num_chains = (200, 200, 64) if fast else (400, 300, 256)
-    progress.say(f"{num_chains} chains, {num_iterations} iterations")
     mean = moments(num_samples, burn_in, num_chains, estimator=StochasticDerivative(alternatives=4))
-    ours = climb(jax.random.fold_in(key, 2), mean, num_iterations, "ascent, ours")
+    ours = climb(jax.random.fold_in(key, 2), mean, num_iterations, progress)
     paths = {
         name: Climb(np.asarray(path.theta), np.asarray(path.value))
         for name, path in (*paper.items(), ("ours", ours))

@@ -56,12 +56,11 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Isin
         for i, t in progress.over(points, lambda point: f"T = {point[1]:.2f}")
     ]
     value, value_error, slope, slope_error = map(np.array, zip(*found, strict=True))
-    progress.say("ascent")
     path = climb(
         jax.random.fold_in(key, len(points)),
         moments(200, 200, 64, estimator=four),
         NUM_ITERATIONS,
-        "ising, ascent",
+        progress,
     )
     curve = np.linspace(0.05, 10.0, 400)
     data = Ising(

@@ -10,6 +10,7 @@ from ..estimators import StochasticDerivative
 from ..expectation import Expectation, expectation
 from ..models import ising as model
 from ..optimise import Ascent, optimise
+from .progress import Progress
 
 SIZE = 12
 START = 6.0
@@ -35,7 +36,9 @@ def moments(
     )
 
 
-def climb(key: Key[Array, ""], mean: Expectation, num_iterations: int, name: str) -> Ascent:
+def climb(
+    key: Key[Array, ""], mean: Expectation, num_iterations: int, progress: Progress
+) -> Ascent:
     """On the heat capacity across chains, from T = 6: large steps first, then smaller ones, and
     the average of the second half.
     """
@@ -50,5 +53,5 @@ def climb(key: Key[Array, ""], mean: Expectation, num_iterations: int, name: str
         num_iterations=num_iterations,
         maximise=True,
         average_from=0.5,
-        name=name,
+        progress=progress.along("iteration of the ascent"),
     )

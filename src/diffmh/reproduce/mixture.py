@@ -71,7 +71,9 @@ def maximiser() -> float:
     return float(scipy.optimize.root_scalar(exact_slope, bracket=(-2.0, 4.0)).root)
 
 
-def climb(num_samples: int, key: Key[Array, ""]) -> Float[np.ndarray, "seeds iterations"]:
+def climb(
+    num_samples: int, key: Key[Array, ""], progress: Progress
+) -> Float[np.ndarray, "seeds iterations"]:
     """Adam from h = 8, one ascent for each of ten seeds, with 16 chains each. They run side by
     side: the gradient of the sum of their entropies is each one's own, and Adam goes entry by
     entry.
@@ -83,7 +85,8 @@ def climb(num_samples: int, key: Key[Array, ""]) -> Float[np.ndarray, "seeds ite
 
     start = jnp.full(NUM_SEEDS, 8.0)
     steps = {"optimizer": optax.adam(0.1), "num_iterations": NUM_ITERATIONS, "maximise": True}
-    return np.asarray(optimise(together, start, key, **steps, name="mixture, ascent").theta).T
+    along = progress.along(f"iteration of {NUM_SEEDS} ascents")
+    return np.asarray(optimise(together, start, key, **steps, progress=along).theta).T
 
 
 def reached(ascents: Float[np.ndarray, "seeds iterations"], best: float) -> list[Row]:
@@ -119,7 +122,6 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Mixt
     points = list(zip(h.astype(np.float32), keys, strict=True))
     found = [at(*point) for point in progress.over(points, lambda point: f"h = {point[0]:.1f}")]
     value, _, slope, slope_error = (np.array(column) for column in zip(*found, strict=True))
-    progress.say(f"{NUM_SEEDS} ascents of {NUM_ITERATIONS} iterations")
     best = maximiser()
     data = Mixture(
         path=np.asarray(path.primal),
@@ -130,7 +132,7 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Mixt
         slope_error=slope_error,
         exact_entropy=np.array([exact_entropy(at) for at in h]),
         exact_slope=np.array([exact_slope(at) for at in h]),
-        ascents=climb(num_climb, key_ascent),
+        ascents=climb(num_climb, key_ascent, progress),
         maximiser=best,
     )
     slopes = f"entropy's derivative at {len(h)} values of h"

@@ -43,6 +43,10 @@ class Progress:
                 self.say(f"{what(item)}, {i} of {len(items)}")
             yield item
 
+    def along(self, what: str) -> Callable[[range], Iterator[int]]:
+        """For `optimise(progress=...)`: its iterations, each announced."""
+        return lambda iterations: self.over(iterations, lambda _: what)
+
     def end(self, what: str) -> None:
         """The last line, which stays."""
         start = "\r" if self._stream.isatty() else ""
