@@ -211,6 +211,15 @@ def test_p_values_are_honest():
     assert all(count <= 10 for count in below.values()), below
 
 
+def test_a_density_that_lost_its_digits():
+    offset = diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * (x - theta) ** 2 - 5e7, diffmh.GaussianWalk(1.0)
+    )
+    findings = diffmh.check(offset, 0.5, KEY, init=0.0)
+    assert [finding.promise for finding in findings.broken] == ["density's digits"]
+    assert "not tried: rounding hides it" in str(findings)
+
+
 def test_the_derivative_of_large_and_flat_densities_is_not_a_false_alarm():
     """Where rounding hides the differences nothing is said; kinks and many parameters pass."""
     offset = diffmh.MetropolisHastings(

@@ -24,6 +24,8 @@ _DRAWS = 20_000
 # Numbers in the draws of one test, which bound the memory for large states.
 _NUMBERS = 8_000_000
 _PAIRS = 4
+# Of a log density whose digits are coarser than this, ratios are noise.
+_COARSE = 0.5
 
 
 class Finding(eqx.Module):
@@ -125,6 +127,7 @@ def _try_update(kernel: MetropolisHastings, theta, key, args, x) -> list[Finding
     pairs = _visited(kernel, theta, key_visit, args, x)
     results: list[Finding | _Trial] = [
         _repeatable(kernel, theta, args, pairs[0]),
+        *_coarse(kernel, theta, args, pairs[0]),
         _derivative(kernel, theta, args, pairs[0]),
     ]
     while isinstance(proposal, On):
@@ -183,6 +186,20 @@ def _repeatable(kernel, theta, args, states) -> Finding:
     return Finding("density is a function", same, detail)
 
 
+def _coarse(kernel, theta, args, states) -> list[Finding]:
+    """A density whose last digit is so large that accept probabilities are rounded away."""
+    densities = np.asarray(_densities(kernel, theta, args, states))
+    digit = float(np.max(np.abs(densities)) * np.finfo(densities.dtype).eps)
+    if digit < _COARSE:
+        return []
+    detail = (
+        f"the last digit of a log density of {densities.flat[0]:.3g} is {digit:.2g}, and accept"
+        " probabilities are rounded as coarsely: subtract a constant from `log_density`, or use"
+        " float64"
+    )
+    return [Finding("density's digits", False, detail)]
+
+
 @eqx.filter_jit
 def _slopes(kernel, theta, args, states, directions, widths):
     """For each state and direction `∂ log g` by JAX, and by central differences of each width
@@ -229,6 +246,8 @@ def _derivative(kernel, theta, args, states) -> Finding:
     wrong = tells.any(axis=-1) & ~(tells & agrees).any(axis=-1)
     if not wrong.any():
         tried = int(tells.any(axis=-1).sum())
+        if not tried:
+            return Finding(promise, True, "not tried: rounding hides it, or it is zero")
         return Finding(promise, True, f"agrees with finite differences, {tried} tried")
     state, direction = np.argwhere(wrong)[0]
     best = np.argmin(np.where(tells, rounding, np.inf)[state, direction])
