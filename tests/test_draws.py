@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import eight_schools
 import jax
 import jax.numpy as jnp
@@ -75,7 +77,12 @@ def test_one_form_is_as_good_as_another():
 
     tree = arviz_base.from_dict({"posterior": {"level": np.asarray(draws)}})
     of_dict = lambda x: x["level"]
-    for report in (named(tree, state=of_dict), named({"level": draws}, state=of_dict)):
+    dataset = tree.posterior.to_dataset()
+    # ArviZ before 1.0: a mapping of groups, which are attributes as well.
+    old = collections.UserDict(posterior=dataset)
+    old.posterior = dataset  # pyright: ignore[reportAttributeAccessIssue]
+    for given in (tree, dataset, old, {"level": draws}):
+        report = named(given, state=of_dict)
         assert report.gradient == bare.gradient and report.gradient_error == bare.gradient_error
     joined = named(draws.reshape(1, -1))
     np.testing.assert_allclose(joined.gradient["x"], bare.gradient["x"], rtol=1e-2)

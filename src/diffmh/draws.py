@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -119,7 +119,9 @@ def from_draws(
 def _arrays(draws: Any) -> PyTree:
     """The posterior's variables by name, or the pytree itself."""
     posterior: Any = draws
-    if not isinstance(draws, Mapping) or hasattr(draws, "children"):
+    # A DataTree has children; ArviZ before 1.0 has an InferenceData, a mapping without data_vars.
+    is_dataset = hasattr(draws, "data_vars") and not hasattr(draws, "children")
+    if not isinstance(draws, dict) and not is_dataset:
         posterior = getattr(draws, "posterior", draws)
     if hasattr(posterior, "data_vars"):
         named = {}
