@@ -100,7 +100,8 @@ def real_dtype(dtype: Any, what: str) -> None:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"{what} is {dtype}: it must be real; take `jnp.real(...)`.")
     raise TypeError(
-        f"{what} is {dtype}: it must be float32 or float64; convert it with `.astype(float)`."
+        f"{what} is {dtype}: it must be float32 or float64; convert it with `float(...)` or"
+        " `.astype(float)`."
     )
 
 
