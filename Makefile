@@ -9,6 +9,9 @@ PYTEST = $(RUN) -m pytest --numprocesses 2 --dist worksteal
 # flag and ends the process without a word that pytest shows: `test-latest` goes without.
 QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
+# The files that have such tests: each worker imports every file that it is given.
+OPTIMISED = $(shell grep -rl mark.optimised --include='test_*.py' tests)
+
 .PHONY: install docs test-docs demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest
 .PHONY: clean
 
@@ -52,7 +55,7 @@ example: install
 
 test: install
 	$(QUICK) $(PYTEST) -m "not optimised"
-	$(PYTEST) -m optimised tests
+	$(PYTEST) -m optimised $(OPTIMISED)
 
 # Every annotation of a shape or type is checked while the suite runs.
 test-types: install
