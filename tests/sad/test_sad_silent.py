@@ -199,6 +199,26 @@ def shared_by_slices(theta, key):
     return sad.bernoulli(keys_[0], theta) * jax.random.normal(keys_[0])
 
 
+def shared_by_splits(theta, key):
+    """Taken from the same split, once as a pair and once by its index."""
+    first, _ = jax.random.split(key)
+    return sad.bernoulli(first, theta) * jax.random.normal(jax.random.split(key)[0])
+
+
+def shared_by_splits_of_other_numbers(theta, key):
+    """The first of two is the first of five."""
+    return sad.bernoulli(jax.random.split(key)[0], theta) * jax.random.normal(
+        jax.random.split(key, 5)[0]
+    )
+
+
+def shared_by_folding(theta, key):
+    """A key folded with 1 is the second of its split."""
+    return sad.bernoulli(jax.random.split(key)[1], theta) * jax.random.normal(
+        jax.random.fold_in(key, 1)
+    )
+
+
 def shared_by_rounds(theta, key):
     step = lambda total, _: (total + sad.bernoulli(key, theta), None)
     return 1.0 * jax.lax.scan(step, 0, None, length=3)[0]
@@ -219,6 +239,9 @@ def shared_by_lanes(theta, key):
     [
         shared,
         shared_by_slices,
+        shared_by_splits,
+        shared_by_splits_of_other_numbers,
+        shared_by_folding,
         shared_by_rounds,
         shared_by_rounds_of_rounds,
         shared_by_lanes,

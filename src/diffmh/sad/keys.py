@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,6 +38,7 @@ class Sources:
 
     def __init__(self):
         self._numbers: dict[Any, int] = {}
+        self._made_by: dict[int, tuple[Equation, tuple[int, ...]]] = {}
         self._fresh = itertools.count()
 
     def fresh(self, loops: frozenset[int] = frozenset()) -> Source:
@@ -54,7 +56,44 @@ class Sources:
     def result(self, equation: Equation, inputs: Sequence[Source], index: int) -> Source:
         loops = frozenset[int]().union(*(source.loops for source in inputs))
         numbers = tuple(source.number for source in inputs)
-        return self.of((equation.primitive, compat.parameters_of(equation), numbers, index), loops)
+        child = self._child(equation, numbers)
+        if child is not None:
+            return self.of(child, loops)
+        made = self.of((equation.primitive, _described(equation), numbers, index), loops)
+        self._made_by[made.number] = (equation, numbers)
+        return made
+
+    def _child(self, equation: Equation, numbers: tuple[int, ...]) -> Any:
+        """The i-th child of a key, of which threefry makes one alone: a split's i-th, whatever
+        their number, and the key folded with i are the same.
+        """
+        if not _makes_children_alone(equation.outputs[0]):
+            return None
+        if equation.primitive == "random_fold_in":
+            which = equation.inputs[1]
+            if isinstance(which, Constant) and not np.ndim(which.value):
+                return ("child", numbers[0], int(which.value))
+            return None
+        taken = self._made_by.get(numbers[0]) if equation.primitive == "squeeze" else None
+        if taken is None or taken[0].primitive != "slice":
+            return None
+        split, start = self._made_by.get(taken[1][0]), taken[0].params["start_indices"]
+        if split is None or split[0].primitive != "random_split" or len(start) != 1:
+            return None
+        return ("child", split[1][0], start[0])
+
+
+def _makes_children_alone(key: Variable) -> bool:
+    one_by_one = jax.config.jax_threefry_partitionable  # pyright: ignore
+    return one_by_one and str(key.dtype) == "key<fry>"
+
+
+def _described(equation: Equation) -> str:
+    """What an operation does; of a slice, strides of 1 are none."""
+    if equation.primitive == "slice" and set(equation.params["strides"] or ()) <= {1}:
+        bounds = (equation.params["start_indices"], equation.params["limit_indices"])
+        return str(bounds)
+    return compat.parameters_of(equation)
 
 
 def refuse_shared(analysis: Analysis, program: Program) -> None:
