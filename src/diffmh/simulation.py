@@ -552,15 +552,18 @@ def _unwatched(observed: Observed) -> Observed:
     return dataclasses.replace(observed, watched=None)
 
 
-def _with_reading(sums: Observed, halves: Observed, read: PyTree) -> tuple[Observed, Observed]:
+def _with_reading(
+    sums: Observed, halves: Observed | None, read: PyTree
+) -> tuple[Observed, Observed | None]:
     """With what was read of a block, over its samples and over either half."""
     if read is None:
         return sums, halves
-    plus = lambda observed, part: dataclasses.replace(
-        observed, estimator=_trees.add(observed.estimator, part)
-    )
+
+    def plus(observed, part):
+        return dataclasses.replace(observed, estimator=_trees.add(observed.estimator, part))
+
     whole, parts = (jax.tree.map(lambda leaf: leaf[at], read) for at in (0, slice(1, None)))
-    return plus(sums, whole), plus(halves, parts)
+    return plus(sums, whole), None if halves is None else plus(halves, parts)
 
 
 def _primal(step: Step) -> PyTree:
