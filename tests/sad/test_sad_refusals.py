@@ -119,30 +119,6 @@ def test_plain_differentiation_of_a_program():
         jax.grad(program)(0.4, KEY)
 
 
-NO_DISTRIBUTION = {
-    "p is NaN": lambda t, key: sad.bernoulli(key, t + jnp.nan),
-    "rate beyond 32 bits": lambda t, key: sad.poisson(key, 1e10 * t),
-    "rate is infinite": lambda t, key: sad.poisson(key, t + jnp.inf),
-    "one-sided, rate beyond 32 bits": lambda t, key: sad.poisson(key, 1e10 * t, flips="one-sided"),
-    "logits are NaN": lambda t, key: sad.categorical(key, jnp.stack([t + jnp.nan, t])),
-    "probs below 0": lambda t, key: sad.categorical(key, probs=jnp.stack([t, 1 + t, -t])),
-    "probs add up to 0": lambda t, key: sad.categorical(key, probs=jnp.stack([t, t]) - 0.5),
-    "multinomial, probs below 0": lambda t, key: sad.multinomial(
-        key, 3, jnp.stack([t, 1 + t, -t])
-    ).sum(where=jnp.arange(3) == 0),
-}
-
-
-@pytest.mark.parametrize("name", NO_DISTRIBUTION)
-@pytest.mark.parametrize("estimator", [sad.Alternatives(), sad.Alternatives(2), sad.Score()])
-def test_what_is_no_distribution_has_no_derivative(name, estimator):
-    """NaN, never zero; and the draw itself is no `INT_MIN`."""
-    drawn = sad.expectation(lambda t, key: 1.0 * NO_DISTRIBUTION[name](t, key), estimator=estimator)
-    for key in jax.random.split(jax.random.key(0), 3):
-        assert drawn(0.5, key) >= 0
-        assert np.isnan(jax.grad(drawn)(0.5, key))
-
-
 def test_parameters_out_of_range_make_nan_or_the_nearer_end():
     """Never the least of all integers."""
     for value in (jnp.nan, -1.0, jnp.inf):

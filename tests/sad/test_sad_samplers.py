@@ -97,12 +97,3 @@ def test_a_wrong_weight_is_seen():
     p, slope = poisson(2.0), poisson(2.0 + 1e-30j).imag / 1e-30
     wrong = sum(p * (COUNTS + 1) / (COUNTS + 1 + 2.0) * ((COUNTS + 1.0) ** 2 - COUNTS**2.0))
     assert abs(wrong - np.sum(slope * COUNTS**2)) > 0.5
-
-
-@pytest.mark.parametrize("rate", [2.0**24 + 1e6, 5e7])
-def test_large_counts_are_drawn(rate):
-    """Beyond 2²⁴ a float32 does not grow by 1: counts that did would never end."""
-    quantile = lambda u: int(samplers._invert_poisson(jnp.float32(u), jnp.float32(rate)))
-    middle, upper = quantile(0.5), quantile(0.841345)
-    assert abs(middle - rate) < 0.01 * rate**0.5 + 64
-    assert abs(upper - rate - rate**0.5) < 0.01 * rate**0.5 + 64

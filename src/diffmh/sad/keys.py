@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._lowering import compat
+from .._lowering import compat, operations
 from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable
 from .._validate import NotDifferentiable
 from .analysis import Analysis
@@ -75,12 +75,13 @@ class Sources:
                 return ("child", numbers[0], int(which.value))
             return None
         taken = self._made_by.get(numbers[0]) if equation.primitive == "squeeze" else None
-        if taken is None or taken[0].primitive != "slice":
+        part = compat.operation(taken[0]) if taken is not None else None
+        if taken is None or not isinstance(part, operations.Slice) or len(part.starts) != 1:
             return None
-        split, start = self._made_by.get(taken[1][0]), taken[0].params["start_indices"]
-        if split is None or split[0].primitive != "random_split" or len(start) != 1:
+        split = self._made_by.get(taken[1][0])
+        if split is None or split[0].primitive != "random_split":
             return None
-        return ("child", split[1][0], start[0])
+        return ("child", split[1][0], part.starts[0])
 
 
 def _makes_children_alone(key: Variable) -> bool:
@@ -89,11 +90,9 @@ def _makes_children_alone(key: Variable) -> bool:
 
 
 def _described(equation: Equation) -> str:
-    """What an operation does; of a slice, strides of 1 are none."""
-    if equation.primitive == "slice" and set(equation.params["strides"] or ()) <= {1}:
-        bounds = (equation.params["start_indices"], equation.params["limit_indices"])
-        return str(bounds)
-    return compat.parameters_of(equation)
+    """What an operation does; of a slice, whether or not it spells strides of 1 out."""
+    part = compat.operation(equation)
+    return str(part) if isinstance(part, operations.Slice) else compat.parameters_of(equation)
 
 
 def refuse_shared(analysis: Analysis, program: Program) -> None:

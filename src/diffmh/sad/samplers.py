@@ -167,15 +167,9 @@ def _up_or_down(value: Array, up: Array, down: Array) -> list[tuple[Array, Array
 
 
 def _within(parameter: Array, tangent: Array, most: float) -> Array:
-    """The tangent of a parameter that counts as the nearer end of [0, most] beyond it; NaN of one
-    that is no number.
-    """
-    inside = jnp.where((parameter < 0) | (parameter > most), 0.0, tangent)
-    return jnp.where(jnp.isnan(parameter), jnp.nan, inside)
+    """The tangent of a parameter that counts as the nearer end of [0, most] beyond it."""
+    return jnp.where((parameter < 0) | (parameter > most), 0.0, tangent)
 
-
-# A draw of six standard deviations more is below 2³¹.
-_GREATEST_RATE = 2e9
 
 # Boundary between k and k+1, with δ_k = −∂F(k) the flow across it: w(k → k+1) = δ_k/(p_k + p_{k+1})
 # = −w(k+1 → k).
@@ -201,17 +195,12 @@ def _binomial_flips(value, parameters, tangents):
 
 
 def _poisson_flips(value, parameters, tangents):
-    rate = _countable(parameters[0])
+    (rate,) = parameters
     derivative, rate = _within(rate, tangents[0], jnp.inf), jnp.maximum(rate, 0.0)
     k = value.astype(rate.dtype)
     # δ_k = p_k, p_{k+1}/p_k = λ/(k+1).
     across = lambda k: (k + 1) / (k + 1 + jnp.where(k < 0, 1.0, rate))
     return _up_or_down(value, across(k) * derivative, -across(k - 1) * derivative)
-
-
-def _countable(rate: Array) -> Array:
-    """NaN, with its derivative, beyond the rates whose draws are 32-bit integers."""
-    return rate * jnp.where(rate <= _GREATEST_RATE, 1.0, jnp.nan).astype(rate.dtype)
 
 
 def _in_unit_interval(p: Array) -> Array:
@@ -234,15 +223,9 @@ def _categorical_flips(value, parameters, tangents):
 
 def _probabilities_flips(value, parameters, tangents):
     """Of probabilities that are divided by their sum: `dp − p Σdp`."""
-    p, total = _shares(parameters[0]), jnp.sum(parameters[0])
+    total = jnp.sum(parameters[0])
+    p = parameters[0] / total
     return _between_any(value, p, (tangents[0] - p * jnp.sum(tangents[0])) / total)
-
-
-def _shares(probabilities: Array) -> Array:
-    """Divided by their sum; NaN where they are no distribution."""
-    is_one = jnp.all(probabilities >= 0, axis=-1, keepdims=True)
-    total = jnp.sum(probabilities, axis=-1, keepdims=True)
-    return probabilities / jnp.where(is_one, total, jnp.nan)
 
 
 def _between_any(value, p, dp):
@@ -253,14 +236,14 @@ def _between_any(value, p, dp):
     share = 1 / (1 + n * p)
     total = jnp.sum(dp * share) / (1 - jnp.sum(p * share))
     potential = (dp + p * total) * share
-    weight = potential - potential[value]
-    # A weight that is not a number must be seen: its flip is to another value.
-    return [(jnp.where(jnp.isnan(weight), (value + 1) % n, jnp.arange(n)), weight)]
+    others = jnp.arange(n)
+    return [(others, jnp.where(others == value, 0.0, potential - potential[value]))]
 
 
 def _poisson_flips_up(value, parameters, tangents):
     """`d E[g] = dλ E[g(k + 1) − g(k)]`: the same weight for all, so a linear g has no variance."""
-    return [(value + 1, _within(_countable(parameters[0]), tangents[0], jnp.inf))]
+    rate = parameters[0]
+    return [(value + 1, _within(rate, tangents[0], jnp.inf))]
 
 
 def _geometric_flips_up(value, parameters, tangents):
@@ -275,28 +258,24 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
 
     What lies below weighs e⁻¹⁸ at most; beyond the mode, masses that no longer change the sum end
     it. The first mass counts as 1 and the sum is normalised: in float32, masses of large counts are
-    known to few digits, but their ratios to all. Steps are counted in whole numbers: beyond 2²⁴ a
-    float32 does not grow by 1.
+    known to few digits, but their ratios to all.
     """
     start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0)
-    first = (jnp.zeros_like(start, int), jnp.ones_like(start), jnp.ones_like(start))
-    ratio_after = lambda steps: ratio(start + steps.astype(start.dtype))
+    first = (start, jnp.ones_like(start), jnp.ones_like(start))
 
     def step(state):
-        steps, mass, total = state
-        mass = mass * ratio_after(steps)
-        return steps + 1, mass, total + mass
+        k, mass, total = state
+        mass = mass * ratio(k)
+        return k + 1, mass, total + mass
 
     def matters(state):
-        steps, mass, total = state
-        next_ratio = ratio_after(steps)
-        return (next_ratio >= 1) | (mass * next_ratio > 1e-3 * jnp.finfo(total.dtype).eps * total)
+        k, mass, total = state
+        return (ratio(k) >= 1) | (mass * ratio(k) > 1e-3 * jnp.finfo(total.dtype).eps * total)
 
     _, _, total = jax.lax.while_loop(matters, step, first)
-    steps, _, _ = jax.lax.while_loop(
+    return jax.lax.while_loop(
         lambda state: (uniform * total >= state[2]) & matters(state), step, first
-    )
-    return start.astype(int) + steps
+    )[0]
 
 
 def _finite(parameter: Array) -> Array:
@@ -313,7 +292,7 @@ def _invert_binomial(uniform, n, p):
 
 
 def _invert_poisson(uniform, rate):
-    rate = jnp.maximum(_finite(_countable(rate)), 0.0)
+    rate = jnp.maximum(_finite(rate), 0.0)
     return _walk(uniform, rate, rate, lambda k: rate / (k + 1)).astype(jnp.int32)
 
 
@@ -333,7 +312,7 @@ def _invert_categorical(uniform, logits):
 
 
 def _invert_probabilities(uniform, probabilities):
-    p = _shares(probabilities)
+    p = probabilities / jnp.sum(probabilities)
     return jnp.minimum(index_from_uniform(p, uniform), p.size - 1).astype(jnp.int32)
 
 
@@ -346,10 +325,6 @@ def _times_log(count: Array, x: Array) -> Array:
     """`n log x`, 0 with derivative 0 where n is."""
     some = count > 0
     return jnp.where(some, count.astype(x.dtype) * jnp.log(jnp.where(some, x, 1.0)), 0.0)
-
-
-def _poisson_log_prob(k: Array, rate: Array) -> Array:
-    return _times_log(k, rate) - rate
 
 
 def _sum_of(p: Array) -> Array:
@@ -387,7 +362,7 @@ _POISSON = Sampler(
     _invert_poisson,
     _poisson_flips,
     (0,),
-    lambda k, rate: _poisson_log_prob(k, jnp.maximum(_countable(rate), 0.0)),
+    lambda k, rate: _times_log(k, jnp.maximum(rate, 0.0)) - jnp.maximum(rate, 0.0),
     lambda rate: jnp.maximum(rate, 0.0),
     "`sad.poisson`",
 )
@@ -413,7 +388,7 @@ _PROBABILITIES = Sampler(
     _invert_probabilities,
     _probabilities_flips,
     (1,),
-    lambda value, p: jnp.log(_shares(p)[value]),
+    lambda value, p: jnp.log(p[value]) - jnp.log(jnp.sum(p)),
     lambda p: _sum_of(p) / jnp.sum(p),
     "`sad.categorical`",
 )
@@ -423,7 +398,7 @@ def bernoulli(key: Key[Array, ""], p: Float[Array, "..."]) -> Bool[Array, "..."]
     """True with probability `p`; an array of `p` makes that many independent draws.
 
     Flip weights `−dp` from True and `+dp` from False. `p` outside of [0, 1] counts as the nearer
-    end; a `p` that is NaN makes the derivative NaN.
+    end.
 
     >>> import jax
     >>> from diffmh import sad
@@ -442,8 +417,7 @@ def categorical(
     """An index with probability `softmax(logits)`, or in proportion to `probs`, over the last axis.
 
     Flip weights `λ_j − λ_i`, of least second moment among flips between any two categories.
-    `probs` may be zero, and are divided by their sum. Logits that are NaN, and `probs` of which
-    one is negative or all are zero, make the derivative NaN.
+    `probs` may be zero, and are divided by their sum.
 
     **Refused**: both or none of `logits` and `probs`; no categories.
 
@@ -508,18 +482,18 @@ def multinomial(
     key: Key[Array, ""], n: Int[Array, "..."], probs: Float[Array, "... c"]
 ) -> Int[Array, "... c"]:
     """How often each category comes in `n` trials: binomial draws, category by category, of those
-    that are left. `probs` are as in `categorical`.
+    that are left.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
     >>> sad.multinomial(jax.random.key(0), 5, jnp.array([0.0, 1.0, 0.0]))
     Array([0, 5, 0], dtype=int32)
     """
-    p = _shares(_real(probs, "multinomial", "probs"))
+    p = _real(probs, "multinomial", "probs")
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
     # Where nothing is left nothing is drawn, whatever the share.
-    none = jax.lax.stop_gradient(rest) <= 0
-    share = jnp.where(none, 0.0, p / jnp.where(none, 1.0, rest))
+    some = jax.lax.stop_gradient(rest) > 0
+    share = jnp.where(some, p / jnp.where(some, rest, 1.0), 0.0)
     left = jnp.broadcast_to(jnp.asarray(n, jnp.int32), p.shape[:-1])
     keys = jax.random.split(_validate.typed_key(key), p.shape[-1])
 
@@ -539,8 +513,7 @@ def binomial(
 ) -> Int[Array, "..."]:
     """The number of successes in `n` trials of probability `p`.
 
-    Flip weights `± dp (n−k)(k+1) / ((k+1)(1−p) + (n−k)p)` between k and k+1. `p` outside of [0, 1]
-    counts as the nearer end, a negative `n` as 0; a `p` that is NaN makes the derivative NaN.
+    Flip weights `± dp (n−k)(k+1) / ((k+1)(1−p) + (n−k)p)` between k and k+1.
 
     >>> import jax
     >>> from diffmh import sad
@@ -559,8 +532,8 @@ def poisson(
     """A Poisson draw of mean `rate`.
 
     Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1, or with `flips="one-sided"` `dλ` from k to
-    k+1 alone: no variance on what is linear in the draw, more on what is not. NaN rates and those
-    beyond 2·10⁹ make the draw 0 and the derivative NaN, negative ones count as 0.
+    k+1 alone: no variance on what is linear in the draw, more on what is not. NaN rates make the
+    derivative NaN, negative ones count as 0.
 
     >>> import jax
     >>> from diffmh import sad
