@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ._lowering import rounding
+from ._lowering import compat, rounding
 from .values import Value
 
 # Fewer may be fused into whatever uses them.
@@ -100,9 +100,11 @@ def jacobian(
     """
     flat, _ = ravel_pytree(theta)
     tangents = tangents or (None,) * len(primals)
-    outputs = jax.eval_shape(function, theta, *primals)
-    forward = not hasattr(outputs, "shape") or flat.size <= outputs.size
-    if forward and not (hasattr(outputs, "shape") and _has_custom_vjp(function, theta, primals)):
+    traced = compat.Traced.of(function, theta, *primals)
+    outputs, is_array = traced.form, hasattr(traced.form, "shape")
+    # JAX lets a `custom_vjp` through forward, and fails only when the result is used.
+    backward_only = is_array and "custom_vjp_call" in traced.sizes
+    if not is_array or (flat.size <= outputs.size and not backward_only):
         return _by_columns(function, theta, primals, tangents)
     try:
         return _by_rows(function, theta, primals, tangents, outputs)
@@ -114,11 +116,6 @@ def jacobian(
 
 # What JAX says of a `while_loop`.
 _NO_REVERSE_MODE = "Reverse-mode differentiation does not work"
-
-
-def _has_custom_vjp(function: Callable[..., PyTree], theta: PyTree, primals: tuple) -> bool:
-    """JAX lets it through forward, and fails only when the result is used."""
-    return "custom_vjp_call" in str(jax.make_jaxpr(function)(theta, *primals))
 
 
 def _by_columns(function, theta, primals, tangents) -> PyTree:

@@ -331,8 +331,8 @@ class Traced:
     form: Any
 
     @staticmethod
-    def of(function: Callable[..., Any], *leaves: Any) -> Traced:
-        return Traced(*jax.make_jaxpr(function, return_shape=True)(*leaves))
+    def of(function: Callable[..., Any], *arguments: Any) -> Traced:
+        return Traced(*jax.make_jaxpr(function, return_shape=True)(*arguments))
 
     @property
     def sizes(self) -> dict[str, int]:
