@@ -100,10 +100,10 @@ def jacobian(
     """
     flat, _ = ravel_pytree(theta)
     tangents = tangents or (None,) * len(primals)
-    traced = compat.Traced.of(function, theta, *primals)
-    outputs, is_array = traced.form, hasattr(traced.form, "shape")
+    primitives, outputs = compat.traced(function, theta, *primals)
+    is_array = hasattr(outputs, "shape")
     # JAX lets a `custom_vjp` through forward, and fails only when the result is used.
-    backward_only = is_array and "custom_vjp_call" in traced.sizes
+    backward_only = is_array and "custom_vjp_call" in primitives
     if not is_array or (flat.size <= outputs.size and not backward_only):
         return _by_columns(function, theta, primals, tangents)
     try:

@@ -23,10 +23,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from . import _trees
-from ._lowering import rounding
+from ._lowering import plain_jax, rounding
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
-from ._lowering.one_kernel import as_one_kernel, runs_kernel_by_kernel
 from ._sharding import over_groups, over_shards, placed, summed_over_shards
 from ._sums import CompensatedSum
 from .alternatives import Events, Transition, remember
@@ -220,7 +219,8 @@ class Loop(eqx.Module):
         """
         num_chains = self.simulation.num_chains
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.one))
-        if not runs_kernel_by_kernel() or _GROUP_CHAINS * size > _MOST_GROUP_BYTES:
+        on_processor = jax.default_backend() == "cpu" and not plain_jax.value
+        if not on_processor or _GROUP_CHAINS * size > _MOST_GROUP_BYTES:
             return 1
         most = max(_GROUP_CHAINS, _GROUP_BYTES // max(1, size))
         fits = lambda chains: num_chains % chains == 0
@@ -390,7 +390,7 @@ class Loop(eqx.Module):
         end = jnp.minimum(begin + block_steps, simulation.num_steps)
         zeros = jax.tree.map(jnp.zeros_like, progress.sums.total)
 
-        def step(i, carry, noise):
+        def step(i, carry):
             chains, watch, sums, halves, kept = carry
             now = jax.tree.map(lambda leaf: leaf[i], noise)
             shares = self._shares(progress.watch, begin + i)
@@ -409,11 +409,7 @@ class Loop(eqx.Module):
             (unwatched, unwatched),
             self._unkept(progress),
         )
-
-        def steps(carry, noise):
-            return jax.lax.fori_loop(0, end - begin, lambda i, carry: step(i, carry, noise), carry)
-
-        chains, per_chain, sums, halves, kept = as_one_kernel(steps, carry, noise)
+        chains, per_chain, sums, halves, kept = jax.lax.fori_loop(0, end - begin, step, carry)
         halves = jax.tree.map(lambda early, late: jnp.stack([early, late]), *halves)
         chains, reading = self._read(progress, chains, kept, self._must_end(index))
         gathered = progress.gathered

@@ -13,7 +13,6 @@ import jax
 import jax.extend.core
 import numpy
 from jax.core import ShapedArray, Tracer
-from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -323,56 +322,12 @@ def _equations(parameter: Any) -> Iterator[Any]:
         yield from _equations(tuple(inner.params.values()))
 
 
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """A function that has been traced, and the form of its result."""
-
-    closed: Any
-    form: Any
-
-    @staticmethod
-    def of(function: Callable[..., Any], *arguments: Any) -> Traced:
-        return Traced(*jax.make_jaxpr(function, return_shape=True)(*arguments))
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The primitives, with how many elements the largest operand of each has."""
-        found: dict[str, int] = {}
-        for equation in _equations(self.closed):
-            sizes = [getattr(operand.aval, "size", 1) for operand in equation.invars]
-            name = equation.primitive.name
-            found[name] = max(found.get(name, 0), *sizes, 0)
-        return found
-
-    def call(self, *leaves: Any) -> list[Any]:
-        return jax.extend.core.jaxpr_as_fun(self.closed)(*leaves)
-
-    def small_call(self, *leaves: Any) -> list[Any]:
-        """The same by a call that XLA for the CPU is told to compile as one function, unless it is
-        mapped by `jax.vmap`.
-        """
-
-        def plain(consts, leaves):
-            closed = jax.extend.core.ClosedJaxpr(self.closed.jaxpr, consts)
-            return jax.extend.core.jaxpr_as_fun(closed)(*leaves)
-
-        def marked(consts, leaves):
-            # XLA's own names. What is within the call was traced before and does not have them.
-            with set_xla_metadata(inlineable="false", xla_cpu_small_call="true"):
-                return jax.jit(plain)(consts, leaves)
-
-        def batched(size, mapped, consts, leaves):
-            axes = jax.tree.map(lambda each: 0 if each else None, tuple(mapped))
-            results = jax.vmap(plain, axes, axis_size=size)(consts, leaves)
-            return results, [True] * len(results)
-
-        mapped = jax.custom_batching.custom_vmap(marked)
-        mapped.def_vmap(batched)
-        return mapped(list(self.closed.consts), list(leaves))
-
-
-# Of these versions it is known what they make of a small call.
-KNOWS_SMALL_CALLS = (0, 10) <= jax.__version_info__ < (0, 13)
+def traced(function: Callable[..., Any], *arguments: Any) -> tuple[set[str], Any]:
+    """The names of the primitives that `function(*arguments)` comes down to, and its result's
+    form.
+    """
+    closed, form = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return {equation.primitive.name for equation in _equations(closed)}, form
 
 
 # JAX, equinox, and diffmh itself.
