@@ -96,7 +96,9 @@ class StochasticDerivative(Estimator):
         many = num_parameters > MANY_PARAMETERS if self.births is None else self.births
         if not many or self.weights != "two-sided" or self.control is not None:
             return self
-        return births.births(kernel, self.alternatives) or self
+        # Asked for, they are refused in words where they do not apply.
+        asked = births.Births(self.alternatives) if self.births else None
+        return asked or births.births(kernel, self.alternatives) or self
 
     def refuse(self, kernel, num_parameters, lag):
         if self.births:
