@@ -38,6 +38,19 @@ def _jvp(primals, tangents):
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 
 
+@jax.custom_jvp
+def moving(value, other):
+    """`value`, which moves as `other` does too: the sum of their derivatives. Adding `other` and
+    taking it away again would round, and be NaN where it is infinite.
+    """
+    return value
+
+
+@moving.defjvp
+def _moving_jvp(primals, tangents):
+    return primals[0], sum(tangents)
+
+
 def _refuse_data(closed_over, d_args):
     """Derivatives are with respect to theta alone."""
     if jax.tree.leaves(d_args):

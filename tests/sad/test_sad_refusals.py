@@ -127,6 +127,64 @@ def test_parameters_out_of_range_make_nan_or_the_nearer_end():
     assert np.isnan(gradient(lambda p, key: 1.0 * sad.geometric(key, p - 0.4), 0.4))
 
 
+NO_DISTRIBUTION = {
+    "a logit is NaN": lambda p, key: sad.categorical(key, jnp.stack([p, jnp.nan * p, 1.0])),
+    "a logit is infinite": lambda p, key: sad.categorical(key, jnp.stack([p, p / 0.0, 1.0])),
+    "negative probs": lambda p, key: sad.categorical(key, probs=jnp.stack([p, -p, 1.0])),
+    "geometric beyond 1": lambda p, key: sad.geometric(key, p + 1.0),
+    "a rate that no int32 holds": lambda p, key: sad.poisson(key, 1e10 * p),
+    "one-sided": lambda p, key: sad.poisson(key, 1e10 * p, flips="one-sided"),
+}
+
+
+@pytest.mark.parametrize("estimator", [sad.Alternatives(), sad.Alternatives(2), sad.Score()])
+@pytest.mark.parametrize("draw", NO_DISTRIBUTION.values(), ids=NO_DISTRIBUTION.keys())
+def test_where_there_is_no_distribution_the_derivative_is_nan(draw, estimator):
+    """The value stays a number, whichever estimator differentiates it."""
+    mean = sad.expectation(lambda p, key: 1.0 * draw(p, key), estimator=estimator)
+    value, slope = jax.value_and_grad(mean)(0.4, KEY)
+    assert np.isfinite(value)
+    assert np.isnan(slope)
+
+
+@pytest.mark.parametrize(
+    "draw, mean, variance",
+    [
+        (lambda key: sad.poisson(key, 1e8), 1e8, 1e8),
+        (lambda key: sad.binomial(key, 2**30, 0.1), 2**30 * 0.1, 2**30 * 0.09),
+    ],
+)
+def test_counts_beyond_what_float32_tells_apart(draw, mean, variance):
+    """`2²⁴ + 1` is `2²⁴` there: the sum of masses would never end."""
+    drawn = np.asarray(jax.vmap(draw)(jax.random.split(KEY, 200)), float)
+    assert abs(drawn.mean() - mean) < 5 * (variance / 200) ** 0.5
+    assert abs(drawn.var() / variance - 1) < 0.5
+
+
+def test_value_by_the_score_is_the_program_s():
+    """However large the log probabilities: the derivative hangs on the value without rounding."""
+    program = lambda rate, key: 1.0 * sad.poisson(key, rate)
+    for rate in (3.0, 1e6):
+        by_score = sad.expectation(program, estimator=sad.Score())
+        assert float(jax.jit(by_score)(rate, KEY)) == float(program(rate, KEY))
+
+
+def test_masked_logits_of_many_parameters():
+    """−∞ for what may not be chosen, differentiated backward: value and derivative are numbers."""
+    mask = jnp.arange(60) % 3 != 1
+    program = lambda logits, key: jnp.sin(
+        1.0 * sad.categorical(key, jnp.where(mask, logits, -jnp.inf))
+    )
+    logits = jnp.linspace(-1.0, 1.0, 60)
+    values, slopes = jax.vmap(jax.value_and_grad(sad.expectation(program)), (None, 0))(
+        logits, jax.random.split(KEY, 500)
+    )
+    p, f = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf)), jnp.sin(jnp.arange(60.0))
+    assert np.all(np.isfinite(values))
+    error = jnp.mean(slopes, axis=0) - p * (f - jnp.sum(p * f))
+    assert np.all(np.abs(error) <= 5 * jnp.std(slopes, axis=0) / 500**0.5)
+
+
 def test_draws_of_no_size_and_of_zero_probability():
     empty = lambda p, key: jnp.sum(sad.bernoulli(key, p * jnp.ones(0))) + p
     assert gradient(empty) == 1.0

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from .. import _validate
+from .._differentiable import moving
 from .._lowering.chains import over_chains
 from .._sharding import shared_evenly
 from . import derivative
@@ -155,8 +156,7 @@ class Alternatives(Estimator):
 def _linear(runs: Runs, found: Found) -> Float[Array, "F C"]:
     """The values, with the derivative that was found."""
     flat = ravel_pytree(runs.run.theta)[0]
-    move = flat - jax.lax.stop_gradient(flat)
-    return found.value + jnp.tensordot(move, jax.lax.stop_gradient(found.jacobian), axes=1)
+    return moving(found.value, jnp.tensordot(flat, jax.lax.stop_gradient(found.jacobian), axes=1))
 
 
 class Score(Estimator):
@@ -182,7 +182,7 @@ class Score(Estimator):
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         scored = runs.each(lambda run: derivative.scored(run, runs.baseline))
-        return scored.value + scored.credit - jax.lax.stop_gradient(scored.credit)
+        return moving(scored.value, scored.credit)
 
 
 def score_parts(runs: Runs) -> ScoreParts:

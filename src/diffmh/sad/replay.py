@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._differentiable import moving
 from .._lowering import compat
 from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
 from .analysis import Analysis, _until_stable, by_terms
@@ -163,7 +164,7 @@ class Player:
         if self.shadowed is not None:
             given = [held.primal if held.shadow is None else held.shadow for held in operands[1:]]
             mean = sampler.means(drawn.shape, *given)
-            return log_prob, [Held(drawn, _moved(drawn.astype(mean.dtype), mean))]
+            return log_prob, [Held(drawn, moving(drawn.astype(mean.dtype), mean))]
         if equation in self.analysis.branching:
             log_prob = log_prob + jnp.sum(sampler.log_probs(drawn, *primals[1:]))
         return log_prob, [Held(drawn)]
@@ -300,11 +301,6 @@ def _bound(equation: Equation, operands: Sequence[Held]) -> list[Held]:
     return [Held(result) for result in equation.bind(*(held.primal for held in operands))]
 
 
-def _moved(value: Any, shadow: Any) -> Any:
-    """`value`, with the derivative of `shadow`."""
-    return value + (shadow - jax.lax.stop_gradient(shadow))
-
-
 # What passes shadows on, by the operands that are data; the others say where.
 _ALL = (
     "add sub mul neg reduce_sum cumsum convert_element_type broadcast_in_dim reshape squeeze slice"
@@ -352,9 +348,9 @@ def _with_shadows(
     else:
         floats = _as_floats(equation, operands)
     return [
-        Held(_moved(held.primal, shadow.astype(held.primal.dtype)))
+        Held(moving(held.primal, shadow.astype(held.primal.dtype)))
         if jnp.issubdtype(held.primal.dtype, jnp.floating)
-        else Held(held.primal, _moved(held.primal.astype(float), shadow))
+        else Held(held.primal, moving(held.primal.astype(float), shadow))
         for held, shadow in zip(outputs, floats, strict=True)
     ]
 
@@ -380,8 +376,8 @@ def _selected(operands: Sequence[Held]) -> Any:
     chosen = jax.lax.select_n(which.primal, *real)
     if which.shadow is None or len(cases) != 2:
         return chosen
-    move = which.shadow - jax.lax.stop_gradient(which.shadow)
-    return chosen + move.astype(chosen.dtype) * jax.lax.stop_gradient(real[1] - real[0])
+    difference = jax.lax.stop_gradient(real[1] - real[0])
+    return moving(chosen, which.shadow.astype(chosen.dtype) * difference)
 
 
 def _shadowed(program: Program) -> set[Variable]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from .. import _trees
 from .. import values as algebra
+from .._differentiable import moving
 from .._lowering.program import Equation
 from . import primitives, thinning
 from .analysis import Analysis
@@ -184,14 +185,19 @@ def _born(
     scale = None if scale is None else scale + jnp.sum(jnp.abs(weight), axis=1)
     chosen = _choose(weight, scale, lanes.births.shape[0], uniform)
     if worth is not None:
-        # Zeros, of which JAX takes the derivative.
-        moved = [(value.primal - still(value.primal))[None] for value in given]
+        moved = [_zeros_that_move(value.primal)[None] for value in given]
         _, born = sampler.candidates(drawn, parameters, moved)
         born = chosen.take(_while_running(running, born).reshape(-1)) * still(chosen.factor)
         worth = jnp.concatenate([worth, born.astype(worth.dtype)])
     weight = jnp.concatenate([lanes.weight, chosen.take(weight.T) * chosen.factor[:, None]])
     lanes = dataclasses.replace(lanes, weight=weight, scale=scale, worth=worth)
     return lanes, chosen.flip(drawn, flipped)
+
+
+def _zeros_that_move(parameter: Array) -> Array:
+    """Zeros, of which JAX takes the derivative."""
+    zeros = jnp.zeros_like(parameter)
+    return moving(zeros, parameter) if jnp.issubdtype(zeros.dtype, jnp.inexact) else zeros
 
 
 class _Chosen(eqx.Module):
@@ -232,7 +238,9 @@ def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: An
     if num_slots == 1:
         picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype), scale)
         score = algebra.norm(_trees.entry(weight.T, picked.index), scale)
-        factor = jnp.where(score == 0, 0.0, picked.score / jnp.where(score == 0, 1.0, score))
+        # A derivative that is not a number must be seen, also if what was picked has no weight.
+        none = (score == 0) & ~jnp.isnan(picked.score)
+        factor = jnp.where(none, 0.0, picked.score / jnp.where(score == 0, 1.0, score))
         return _Chosen(picked.index[None], factor[None])
     scores = algebra.norm(weight, scale)
     index, factor = thinning.several(scores, min(count, num_slots), uniform)

@@ -195,17 +195,21 @@ def _binomial_flips(value, parameters, tangents):
 
 
 def _poisson_flips(value, parameters, tangents):
-    (rate,) = parameters
-    derivative, rate = _within(rate, tangents[0], jnp.inf), jnp.maximum(rate, 0.0)
+    derivative, rate = _within(parameters[0], tangents[0], jnp.inf), _rate(parameters[0])
     k = value.astype(rate.dtype)
     # δ_k = p_k, p_{k+1}/p_k = λ/(k+1).
     across = lambda k: (k + 1) / (k + 1 + jnp.where(k < 0, 1.0, rate))
     return _up_or_down(value, across(k) * derivative, -across(k - 1) * derivative)
 
 
+def _rate(rate: Array) -> Array:
+    """Of a Poisson draw: negative ones count as 0, NaN where an int32 might not hold the draw."""
+    return _nan_where(rate > 2.0**30, jnp.maximum(rate, 0.0))
+
+
 def _in_unit_interval(p: Array) -> Array:
     """NaN beyond (0, 1], where there is no such distribution."""
-    return jnp.where((p > 0) & (p <= 1), p, jnp.nan)
+    return _nan_where(~((p > 0) & (p <= 1)), p)
 
 
 def _geometric_flips(value, parameters, tangents):
@@ -223,9 +227,20 @@ def _categorical_flips(value, parameters, tangents):
 
 def _probabilities_flips(value, parameters, tangents):
     """Of probabilities that are divided by their sum: `dp − p Σdp`."""
-    total = jnp.sum(parameters[0])
-    p = parameters[0] / total
+    given = _not_negative(parameters[0])
+    total = jnp.sum(given)
+    p = given / total
     return _between_any(value, p, (tangents[0] - p * jnp.sum(tangents[0])) / total)
+
+
+def _not_negative(p: Array) -> Array:
+    """NaN where one is negative: there is no such distribution."""
+    return _nan_where(jnp.any(p < 0), p)
+
+
+def _nan_where(outside: Array, parameter: Array) -> Array:
+    """By a product: the derivative is NaN too."""
+    return parameter * jnp.where(outside, jnp.nan, 1.0)
 
 
 def _between_any(value, p, dp):
@@ -243,7 +258,8 @@ def _between_any(value, p, dp):
 def _poisson_flips_up(value, parameters, tangents):
     """`d E[g] = dλ E[g(k + 1) − g(k)]`: the same weight for all, so a linear g has no variance."""
     rate = parameters[0]
-    return [(value + 1, _within(rate, tangents[0], jnp.inf))]
+    derivative = jnp.where(jnp.isnan(_rate(rate)), jnp.nan, tangents[0])
+    return [(value + 1, _within(rate, derivative, jnp.inf))]
 
 
 def _geometric_flips_up(value, parameters, tangents):
@@ -260,17 +276,20 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
     it. The first mass counts as 1 and the sum is normalised: in float32, masses of large counts are
     known to few digits, but their ratios to all.
     """
-    start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0)
-    first = (start, jnp.ones_like(start), jnp.ones_like(start))
+    start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0).astype(jnp.int32)
+    first = (start, jnp.ones_like(mean), jnp.ones_like(mean))
+    # Counted in integers: in float32, 2²⁴ + 1 is 2²⁴, and the walk would not end.
+    ratio_at = lambda k: ratio(k.astype(mean.dtype))
 
     def step(state):
         k, mass, total = state
-        mass = mass * ratio(k)
+        mass = mass * ratio_at(k)
         return k + 1, mass, total + mass
 
     def matters(state):
         k, mass, total = state
-        return (ratio(k) >= 1) | (mass * ratio(k) > 1e-3 * jnp.finfo(total.dtype).eps * total)
+        ahead = ratio_at(k)
+        return (ahead >= 1) | (mass * ahead > 1e-3 * jnp.finfo(total.dtype).eps * total)
 
     _, _, total = jax.lax.while_loop(matters, step, first)
     return jax.lax.while_loop(
@@ -292,7 +311,7 @@ def _invert_binomial(uniform, n, p):
 
 
 def _invert_poisson(uniform, rate):
-    rate = jnp.maximum(_finite(rate), 0.0)
+    rate = _finite(_rate(rate))
     return _walk(uniform, rate, rate, lambda k: rate / (k + 1)).astype(jnp.int32)
 
 
@@ -362,8 +381,8 @@ _POISSON = Sampler(
     _invert_poisson,
     _poisson_flips,
     (0,),
-    lambda k, rate: _times_log(k, jnp.maximum(rate, 0.0)) - jnp.maximum(rate, 0.0),
-    lambda rate: jnp.maximum(rate, 0.0),
+    lambda k, rate: _times_log(k, _rate(rate)) - _rate(rate),
+    _rate,
     "`sad.poisson`",
 )
 _POISSON_UP = dataclasses.replace(_POISSON, flips=_poisson_flips_up)
@@ -371,8 +390,8 @@ _GEOMETRIC = Sampler(
     _invert_geometric,
     _geometric_flips,
     (0,),
-    lambda k, p: _log_powers(jnp.ones_like(k), k - 1, p),
-    lambda p: 1 / p,
+    lambda k, p: _log_powers(jnp.ones_like(k), k - 1, _in_unit_interval(p)),
+    lambda p: 1 / _in_unit_interval(p),
     "`sad.geometric`",
 )
 _GEOMETRIC_UP = dataclasses.replace(_GEOMETRIC, flips=_geometric_flips_up)
@@ -388,8 +407,8 @@ _PROBABILITIES = Sampler(
     _invert_probabilities,
     _probabilities_flips,
     (1,),
-    lambda value, p: jnp.log(p[value]) - jnp.log(jnp.sum(p)),
-    lambda p: _sum_of(p) / jnp.sum(p),
+    lambda value, p: jnp.log(_not_negative(p)[value]) - jnp.log(jnp.sum(p)),
+    lambda p: _sum_of(p) / jnp.sum(_not_negative(p)),
     "`sad.categorical`",
 )
 
@@ -417,7 +436,8 @@ def categorical(
     """An index with probability `softmax(logits)`, or in proportion to `probs`, over the last axis.
 
     Flip weights `λ_j − λ_i`, of least second moment among flips between any two categories.
-    `probs` may be zero, and are divided by their sum.
+    `probs` may be zero, and are divided by their sum. Negative ones, and logits that are NaN or +∞,
+    make the derivative NaN.
 
     **Refused**: both or none of `logits` and `probs`; no categories.
 
@@ -532,8 +552,8 @@ def poisson(
     """A Poisson draw of mean `rate`.
 
     Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1, or with `flips="one-sided"` `dλ` from k to
-    k+1 alone: no variance on what is linear in the draw, more on what is not. NaN rates make the
-    derivative NaN, negative ones count as 0.
+    k+1 alone: no variance on what is linear in the draw, more on what is not. Rates that are NaN or
+    beyond 2³⁰ make the derivative NaN, negative ones count as 0.
 
     >>> import jax
     >>> from diffmh import sad

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from .. import values as algebra
+from .._differentiable import moving
 from ..values import Value as Value
 from . import thinning
 
@@ -155,7 +156,7 @@ def add_difference(world: World, value: Value, difference: Any) -> Value:
     if world.lanes.worth is not None:
         worth = world.lanes.worth[:count, None]
         moved = algebra.weighted(worth, alive, world.still(difference))[0]
-        primal = primal + moved.astype(primal.dtype)
+        primal = moving(primal, moved.astype(primal.dtype))
     return Value(primal, tangent)
 
 
