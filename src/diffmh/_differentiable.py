@@ -43,7 +43,8 @@ def moving(value, other):
     """`value`, which moves as `other` does too: the sum of their derivatives. Adding `other` and
     taking it away again would round, and be NaN where it is infinite.
     """
-    return value
+    # `other` is never chosen, but under `vmap` the value has its axis, as the derivative does.
+    return jax.lax.select(jnp.zeros(jnp.shape(value), bool), other, value)
 
 
 @moving.defjvp

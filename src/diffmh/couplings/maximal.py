@@ -53,7 +53,9 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
         return proposal.log_prob(far, state) - proposal.log_prob(near, state)
 
     def covered(log_ratio, key):
-        return jax.random.uniform(key) < jnp.exp(jnp.minimum(0.0, log_ratio))
+        # NaN is told apart: of `exp(min(0, NaN))` some settings of XLA make 1.
+        below = jax.random.uniform(key) < jnp.exp(jnp.minimum(0.0, log_ratio))
+        return below & ~jnp.isnan(log_ratio)
 
     # Chains that have met keep x' whatever rounding says: the residual is empty, and the loop would
     # never end.
@@ -64,7 +66,7 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
         key, key_sample, key_accept = jax.random.split(key, 3)
         candidate = proposal.sample(key_sample, y)
         ratio = log_ratio(candidate, y, x)
-        vain = jnp.where(ratio >= 0, vain + 1, 0)
+        vain = jnp.where(ratio < 0, 0, vain + 1)
         return candidate, key, ~covered(ratio, key_accept), vain
 
     y_new, *_ = jax.lax.while_loop(
