@@ -86,13 +86,18 @@ class Analysis:
 
     def num_uniforms(self, program: Program) -> int:
         """Uniforms that pruning needs: for each draw one to pick a candidate, if there are
-        several, and one to prune it.
+        several, and one to prune it; those of a conditional's branches among them.
         """
         return sum(
-            1 + (num_candidates(equation) > 1)
+            self._num_uniforms_of(equation)
             for equation in program.equations
-            if equation in self.branching and equation.control is None
+            if equation in self.branching
         )
+
+    def _num_uniforms_of(self, equation: Equation) -> int:
+        if isinstance(equation.control, Cond):
+            return sum(map(self.num_uniforms, equation.control.branches))
+        return 1 + (num_candidates(equation) > 1) if equation.control is None else 0
 
 
 def num_candidates(equation: Equation) -> int:

@@ -408,14 +408,15 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
 
 @dataclasses.dataclass(frozen=True)
 class _CondRun:
-    """A conditional, as it is entered."""
+    """A conditional, as it is entered. Its branches take uniforms and keys from those of the
+    program around it.
+    """
 
     analysis: Analysis
     equation: Equation
     choice: Cond
     index: Value
     inputs: list[Value]
-    key: Key[Array, ""]
 
     @property
     def branching(self) -> bool:
@@ -425,28 +426,31 @@ class _CondRun:
         self, world: World, number: int, inputs: Sequence[Value], banked: Sequence[bool]
     ) -> tuple[World, list[Value]]:
         """Runs one branch."""
-        branch, analysis = self.choice.branches[number], self.analysis
-        chance = world.uniforms, world.key
-        if self.branching:
-            chance = _chance(analysis, branch, jax.random.fold_in(self.key, number))
-        after, outputs = evaluate(analysis, branch, _inner(world, *chance), inputs, banked)
+        branch = self.choice.branches[number]
+        after, outputs = evaluate(self.analysis, branch, world, inputs, banked)
         return _finish(after, outputs) if self.branching else (after, outputs)
 
     def one(self, world: World) -> tuple[World, list[Value]]:
         """All alternatives take the primal's branch."""
         variables = self.equation.outputs
         banked = [variable in self.analysis.linear for variable in variables]
+        world, key = world.spawn()
 
         def taken(number):
             def run(inputs):
-                after, outputs = self.branch(world, number, inputs, banked)
+                within = world.replace(key=key, spawned=0)
+                after, outputs = self.branch(within, number, inputs, banked)
                 return _Carried(_like(self.analysis, after, variables, outputs), after.lanes)
 
             return run
 
         runs = [taken(number) for number in range(len(self.choice.branches))]
         carried = jax.lax.switch(self.index.primal, runs, self.inputs)
-        return world.replace(lanes=carried.lanes) if self.branching else world, carried.values
+        if not self.branching:
+            return world, carried.values
+        # Only one of them runs: they may take the same.
+        most = max(map(self.analysis.num_uniforms, self.choice.branches))
+        return world.replace(lanes=carried.lanes, taken=world.taken + most), carried.values
 
     def each(self, world: World) -> tuple[World, list[Value]]:
         """Every branch is run, and each alternative takes its own."""
@@ -467,9 +471,8 @@ class _CondRun:
             if self.branching:
                 index = _forget_all(after, world.births, [index])[0]
                 rows = [_forget_all(after, world.births, row) for row in rows]
-                world = world.replace(
-                    lanes=dataclasses.replace(after.lanes, pinned=entry.lanes.pinned)
-                )
+                lanes = dataclasses.replace(after.lanes, pinned=entry.lanes.pinned)
+                world = after.replace(lanes=lanes, running=entry.running)
             rows.append(list(outputs))
         return world, [_choose(world, index, column) for column in zip(*rows, strict=True)]
 
@@ -485,8 +488,7 @@ def cond(
     last = len(choice.branches) - 1
     clipped = lambda part: None if part is None else jnp.clip(part.astype(jnp.int32), 0, last)
     index = Value(clipped(operands[0].primal), None, clipped(operands[0].alternative))
-    world, key = world.spawn()
-    run = _CondRun(analysis, equation, choice, index, list(operands[1:]), key)
+    run = _CondRun(analysis, equation, choice, index, list(operands[1:]))
     return run.one(world) if index.alternative is None else run.each(world)
 
 

@@ -22,7 +22,7 @@ from . import control_flow as control_flow
 from . import rules as rules
 from .analysis import Analysis, analyse
 from .baseline import Baseline
-from .hoist import hoisted
+from .hoist import hoisted, lifted
 from .interpreter import evaluate
 from .keys import refuse_shared
 from .refusals import refuse
@@ -108,6 +108,8 @@ def trace(run: Run, any_primitive: bool = False) -> Traced:
     analysis = analyse(program, program.inputs[: len(parameters)])
     refuse(analysis, program, any_primitive)
     refuse_shared(analysis, program)
+    program = lifted(program, lambda equation: equation.inputs[0] in analysis.branched)
+    analysis = analyse(program, program.inputs[: len(parameters)])
     program = hoisted(program)
     return Traced(program, analysis, parameters, [jnp.asarray(leaf) for leaf in rest])
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from .. import _trees
 from .. import values as algebra
 from .._differentiable import moving
+from .._lowering.apart import jit_apart
 from .._lowering.program import Equation
 from . import primitives, thinning
 from .analysis import Analysis
@@ -165,11 +166,12 @@ def _newcomers(
     if count > 1:
         world, uniform = world.uniform()
     given = [Value(value.primal, value.tangent) for value in operands[1:]]
-    lanes, newcomers = _born(sampler, world.lanes, world.running, uniform, drawn, given)
+    arguments = (sampler, world.lanes, world.running, uniform, drawn, given)
+    lanes, newcomers = _born(*arguments, apart=world.is_long)
     return world.replace(lanes=lanes), newcomers
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit_apart, static_argnums=0)
 def _born(
     sampler: Sampler, lanes: Lanes, running: Any, uniform: Any, drawn: Any, given: Sequence[Value]
 ) -> tuple[Lanes, Any]:

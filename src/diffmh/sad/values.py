@@ -22,8 +22,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from .. import values as algebra
 from .._differentiable import moving
+from .._lowering.apart import jit_apart
 from ..values import Value as Value
 from . import thinning
+
+# Beyond about as many draws, in a program or in an iteration of a loop, each is compiled apart.
+_MANY_UNIFORMS = 8
 
 
 class Lanes(eqx.Module):
@@ -80,6 +84,13 @@ class World:
     @property
     def num_parameters(self) -> int:
         return self.lanes.weight.shape[1]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so many draws follow each other, loops aside, that compiling them together
+        would take too long.
+        """
+        return self.uniforms.shape[0] > _MANY_UNIFORMS
 
     @property
     def alive(self) -> Bool[Array, "L"]:
@@ -169,7 +180,7 @@ def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Val
     if world.num_lanes == world.num_slots:
         return world.replace(lanes=_dropped(world.lanes, settled)), values
     world, uniform = world.uniform()
-    lanes, slots = _settled(world.lanes, settled, uniform)
+    lanes, slots = _settled(world.lanes, settled, uniform, apart=world.is_long)
     after = {
         name: Value(value.primal, value.tangent, slot)
         for (name, value), slot in zip(branched.items(), slots, strict=True)
@@ -177,7 +188,7 @@ def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Val
     return world.replace(lanes=lanes), values | after
 
 
-@jax.jit
+@jit_apart
 def _settled(
     lanes: Lanes, values: list[Value], uniform: Float[Array, ""]
 ) -> tuple[Lanes, list[Any]]:
