@@ -72,6 +72,7 @@ lint: .venv/.lint
 
 bench: .venv/.bench
 	$(RUN) benchmarks/large.py
+	$(RUN) benchmarks/large.py --small-loops normal
 	$(RUN) benchmarks/sizes.py
 	$(RUN) benchmarks/core.py
 	$(RUN) benchmarks/ising.py

@@ -1,9 +1,10 @@
 """Cost, variance and variance × time of every way to differentiate a chain: `make bench`.
 
-    python benchmarks/large.py [--quick] [PART ...]
+    python benchmarks/large.py [--quick] [--small-loops] [PART ...]
 
-Writes `docs/benchmarks.json`, and the table of `docs/benchmarks.md`. One core; all methods of a
-problem interleaved in one run, the least of several times of the processor.
+With `--small-loops` XLA compiles larger loops in one piece than it does by itself. Writes
+`docs/benchmarks.json`, and the table of `docs/benchmarks.md`. One core; all methods of a problem
+interleaved in one run, the least of several times of the processor.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ import os
 import pathlib
 import platform
 import subprocess
+import sys
 import tempfile
 import time
 
 # One core for all, and before JAX starts its threads.
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+# The switch of docs/speed.md, which XLA reads as JAX is imported.
+if "--small-loops" in sys.argv:
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=65536"
+    )
 
 import blackjax
 import jax
@@ -33,6 +41,7 @@ from timing import best_times
 import diffmh
 from diffmh.models import gaussian, ising, mixture
 
+SWITCHED = ", small loops in one piece" if "--small-loops" in sys.argv else ""
 KEY = jax.random.key(0)
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
@@ -88,8 +97,9 @@ def variance_of(mean, theta) -> float:
 
 def normal(quick: bool):
     """N(θ,1), 1, 16 and 4096 chains, beside BlackJAX and C written for SIMD over chains."""
-    for chains, samples in ((1, 20_000), (16, 10_000), (4096, 500)):
-        problem = Problem(f"N(θ,1), {chains} chains", chains * samples, 5 if quick else 15)
+    for chains, samples in ((1, 20_000), (16, 10_000), (64, 5000), (4096, 500)):
+        name = f"N(θ,1), {chains} chains{SWITCHED}"
+        problem = Problem(name, chains * samples, 5 if quick else 15)
         mean = diffmh.expectation(
             lambda theta, x: x,
             gaussian.sampler(),
@@ -100,7 +110,7 @@ def normal(quick: bool):
         value, gradient = both(mean, 0.5)
         problem.add("value", value)
         problem.add("gradient", gradient)
-        if chains == 4096:
+        if chains == 4096 and not SWITCHED:
             problem.add("BlackJAX, value", lambda: blackjax_mean(chains, samples))
             types = [ctypes.c_int, ctypes.c_int, ctypes.c_float, ctypes.c_float]
             loop = shared("normal", "normal", types, ("-ffast-math",))
@@ -316,6 +326,14 @@ BARS = [
     ("N(θ,1), 4096 chains", "gradient", "value", None, 2.5),
     ("N(θ,1), 16 chains", "gradient", "value", None, 3.0),
     ("N(θ,1), 16 chains", "gradient", "gradient", "N(θ,1), 1 chains", 1.0),
+    ("N(θ,1), 16 chains, small loops in one piece", "gradient", "value", None, 3.0),
+    (
+        "N(θ,1), 16 chains, small loops in one piece",
+        "gradient",
+        "gradient",
+        "N(θ,1), 16 chains",
+        1.0,
+    ),
     ("100-D Gaussian, 256 chains", "gradient", "value", None, 4.0),
     ("energy network, 103,425 parameters, 256 chains", "gradient", "value", None, 6.0),
     ("RBM 784 + 128, 101,264 parameters, 64 chains", "gradient", "value", None, 6.0),
@@ -376,6 +394,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, if left out")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--small-loops", action="store_true")
     options = parser.parse_args()
     rows, memory = [], {}
     for name in options.parts or PARTS:
