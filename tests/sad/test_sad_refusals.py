@@ -197,25 +197,55 @@ def test_draws_of_no_size_and_of_zero_probability():
         sad.categorical(KEY, jnp.zeros((3, 0)))
 
 
+def of_svd(p):
+    return jnp.linalg.svd(jnp.array([[p, 1.0], [0.0, p]]), compute_uv=False).sum()
+
+
 def test_unknown_primitive():
-    program = lambda p, key: (
-        jnp.linalg.svd(jnp.array([[p, 1.0], [0.0, p]]), compute_uv=False).sum()
-        * sad.bernoulli(key, p)
-    )
+    """Where a `while_loop` keeps JAX from going backward."""
+
+    def program(p, key):
+        draws = jax.lax.while_loop(lambda n: n < 3, lambda n: n + sad.bernoulli(key, p), 0)
+        return of_svd(p) * draws
+
     with pytest.raises(
         diffmh.NotDifferentiable, match=rf"no rule for the primitive `svd` at .*{HERE}"
     ):
         gradient(program)
 
 
-def test_reverse_mode_rule_alone():
-    @jax.custom_vjp
-    def f(x):
-        return x
+@jax.custom_vjp
+def quarter(x):
+    return x
 
-    f.defvjp(lambda x: (x, None), lambda _, g: (g,))
-    with pytest.raises(diffmh.NotDifferentiable, match="custom_vjp_call"):
-        gradient(lambda p, key: f(p))
+
+quarter.defvjp(lambda x: (x, None), lambda _, cotangent: (cotangent / 4,))
+
+
+@jax.custom_jvp
+def half(x):
+    return x
+
+
+half.defjvp(lambda primals, tangents: (primals[0], tangents[0] / 2))
+
+
+@pytest.mark.parametrize(
+    "estimator", [sad.Alternatives(), sad.Score(), sad.Combined(), sad.Smooth()], ids=str
+)
+@pytest.mark.parametrize("step", [of_svd, quarter, half])
+def test_whatever_jax_differentiates(step, estimator):
+    """Few parameters too, backward if that is the only way: one run, many, and a report."""
+    mean = sad.expectation(
+        lambda p, key: step(p) + sad.bernoulli(key, 0.5), estimator=estimator, num_replicates=32
+    )
+    exact = jax.grad(step)(0.4)
+    found = [
+        jax.grad(mean)(0.4, KEY),
+        jax.grad(lambda p: jnp.mean(mean.per_chain(p, KEY)))(0.4),
+        mean.run(0.4, KEY).gradient,
+    ]
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 
 def test_arguments():

@@ -18,7 +18,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from .. import _trees, _validate
 from .._lowering import compat
 from .._lowering.program import Program, While
+from .._validate import NotDifferentiable
 from . import control_flow as control_flow
+from . import primitives
 from . import rules as rules
 from .analysis import Analysis, analyse
 from .baseline import Baseline
@@ -125,9 +127,24 @@ def _has_while(analysis: Analysis, program: Program) -> bool:
     )
 
 
-def goes_backward(run: Run) -> bool:
-    """Whether so many parameters are better differentiated backward, and can be."""
-    return num_parameters(run.theta) > MOST_TANGENTS and trace(run, True).is_reversible
+def only_backward(run: Run) -> bool:
+    """Whether a step of the program is left to JAX, and that can go backward."""
+    try:
+        traced = trace(run, True)
+    except NotDifferentiable:
+        return False  # Said when a derivative is asked for.
+    return traced.is_reversible and _leaves_to_jax(traced.analysis, traced.program)
+
+
+def _leaves_to_jax(analysis: Analysis, program: Program) -> bool:
+    return any(
+        analysis.concerns(equation)
+        and (
+            primitives.is_left_to_jax(equation.primitive)
+            or any(_leaves_to_jax(analysis, inner) for inner in equation.inner)
+        )
+        for equation in program.equations
+    )
 
 
 def num_parameters(theta: PyTree) -> int:

@@ -53,11 +53,13 @@ class Runs(eqx.Module):
         """The same replicates, through which nothing is differentiated."""
         return dataclasses.replace(self, run=self.run.at(jax.lax.stop_gradient(self.run.theta)))
 
-    def each(self, function: Callable[[Run], Any]) -> Any:
-        """`function` of every replicate, replicates last."""
+    def each(self, function: Callable[[Run], Any], differentiated: bool = False) -> Any:
+        """`function` of every replicate, replicates last. What JAX is to differentiate must be
+        mapped by JAX: `over_chains` would lose derivatives that functions have of their own.
+        """
         one = lambda key: function(self.run.at(self.run.theta, key))
         keys = shared_evenly(self.keys, self.mesh)
-        if self.reverse:
+        if self.reverse or differentiated:
             return jax.vmap(one, out_axes=-1)(keys)
         return over_chains(one)(keys)
 
@@ -181,7 +183,7 @@ class Score(Estimator):
         return Found(value, jacobian, {}, runs.group)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
-        scored = runs.each(lambda run: derivative.scored(run, runs.baseline))
+        scored = runs.each(lambda run: derivative.scored(run, runs.baseline), differentiated=True)
         return moving(scored.value, scored.credit)
 
 
@@ -262,7 +264,7 @@ class Smooth(Estimator):
         return Found(value, jacobian, {"unbiased": unbiased.jacobian}, runs.group)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
-        return runs.each(derivative.smoothed)
+        return runs.each(derivative.smoothed, differentiated=True)
 
 
 def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:

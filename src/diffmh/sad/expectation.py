@@ -67,7 +67,7 @@ class Expectation(Differentiable):
         """One run of the program, whose derivative is unbiased."""
         run = self._admit(theta, key, args, options)
         unflatten = run.unflatten()
-        if not isinstance(self.estimator, Alternatives) or self._backward(run):
+        if not isinstance(self.estimator, Alternatives) or self._known(run)[0]:
             return unflatten(self._by_surrogate(run, self.estimator, 1)[:, 0])
         count = self.estimator.num_alternatives
 
@@ -138,7 +138,7 @@ class Expectation(Differentiable):
 
     def _by_surrogate(self, run: Run, estimator: Estimator, count: int):
         """The values of replicates, replicates last; a single one has the key itself."""
-        reverse = self._backward(run)
+        reverse = self._known(run)[0]
 
         def runs(theta, key, given):
             keys = jax.random.split(key, count) if count > 1 else key[None]
@@ -175,10 +175,12 @@ class Expectation(Differentiable):
             return self._backward(run), run.unflatten()
 
     def _backward(self, run: Run) -> bool:
-        """Whether JAX goes backward: with many parameters, unless a `while_loop` is in the way."""
+        """Whether JAX goes backward: with many parameters, or where there is no other way, unless a
+        `while_loop` is in it.
+        """
         many = derivative.num_parameters(run.theta) > derivative.MOST_TANGENTS
         if not many:
-            return False
+            return derivative.only_backward(run)
         if derivative.trace(run, True).is_reversible:
             return True
         warnings.warn(

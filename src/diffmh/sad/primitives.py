@@ -39,6 +39,11 @@ SMOOTH = _names(
     f" unstack {LINEAR}"
 )
 
+# JAX differentiates these; without a rule of ours, that is left to it, backward.
+BY_JAX = _names(
+    "custom_vjp_call custom_vjp_call_jaxpr eig eigh householder_product qr svd tridiagonal_solve"
+)
+
 # No tangent passes: the user has said so.
 STOPPED = {"stop_gradient"}
 
@@ -69,6 +74,10 @@ LINEAR_IN_VALUES = {"scatter-add": (0, 2), "scatter": (0, 2), "dynamic_update_sl
 
 def is_known(name: str) -> bool:
     return name in SMOOTH or name in JUMPS or name in EVALUATED
+
+
+def is_left_to_jax(name: str) -> bool:
+    return name in BY_JAX and not is_known(name)
 
 
 def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
