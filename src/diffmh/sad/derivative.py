@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from .. import _trees, _validate
 from .._lowering import compat
-from .._lowering.program import Program, While
+from .._lowering.program import Equation, Program, While
 from .._validate import NotDifferentiable
 from . import control_flow as control_flow
 from . import primitives
@@ -97,6 +97,18 @@ def trace(run: Run, any_primitive: bool = False) -> Traced:
     """Refuses what would make the derivative wrong. With `any_primitive` only JAX must know how to
     differentiate it.
     """
+    program, parameters, rest = _program(run)
+    analysis = analyse(program, program.inputs[: len(parameters)])
+    refuse(analysis, program, any_primitive)
+    refuse_shared(analysis, program)
+    program = lifted(program, lambda equation: equation.inputs[0] in analysis.branched)
+    analysis = analyse(program, program.inputs[: len(parameters)])
+    program = hoisted(program)
+    return Traced(program, analysis, parameters, [jnp.asarray(leaf) for leaf in rest])
+
+
+def _program(run: Run) -> tuple[Program, list[Any], list[Any]]:
+    """The program, a function of parameters and of what else it is given."""
     parameters, structure = jax.tree.flatten(run.theta)
     others, static = eqx.partition((run.key, run.args, run.options), eqx.is_array)
     rest, rest_structure = jax.tree.flatten(others)
@@ -106,14 +118,7 @@ def trace(run: Run, any_primitive: bool = False) -> Traced:
         given = eqx.combine(jax.tree.unflatten(rest_structure, leaves[len(parameters) :]), static)
         return Run(run.program, theta, *given).value()
 
-    program, _ = compat.program(flat, *parameters, *rest)
-    analysis = analyse(program, program.inputs[: len(parameters)])
-    refuse(analysis, program, any_primitive)
-    refuse_shared(analysis, program)
-    program = lifted(program, lambda equation: equation.inputs[0] in analysis.branched)
-    analysis = analyse(program, program.inputs[: len(parameters)])
-    program = hoisted(program)
-    return Traced(program, analysis, parameters, [jnp.asarray(leaf) for leaf in rest])
+    return compat.program(flat, *parameters, *rest)[0], parameters, rest
 
 
 def _has_while(analysis: Analysis, program: Program) -> bool:
@@ -129,19 +134,24 @@ def _has_while(analysis: Analysis, program: Program) -> bool:
 
 def only_backward(run: Run) -> bool:
     """Whether a step of the program is left to JAX, and that can go backward."""
+    program, _, _ = _program(run)
+    if not _leaves_to_jax(program):
+        return False
     try:
         traced = trace(run, True)
     except NotDifferentiable:
         return False  # Said when a derivative is asked for.
-    return traced.is_reversible and _leaves_to_jax(traced.analysis, traced.program)
+    return traced.is_reversible and _leaves_to_jax(traced.program, traced.analysis.concerns)
 
 
-def _leaves_to_jax(analysis: Analysis, program: Program) -> bool:
+def _leaves_to_jax(
+    program: Program, concerns: Callable[[Equation], bool] = lambda equation: True
+) -> bool:
     return any(
-        analysis.concerns(equation)
+        concerns(equation)
         and (
             primitives.is_left_to_jax(equation.primitive)
-            or any(_leaves_to_jax(analysis, inner) for inner in equation.inner)
+            or any(_leaves_to_jax(inner, concerns) for inner in equation.inner)
         )
         for equation in program.equations
     )

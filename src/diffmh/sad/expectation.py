@@ -66,8 +66,8 @@ class Expectation(Differentiable):
     def __call__(self, theta, key=None, *args, **options):
         """One run of the program, whose derivative is unbiased."""
         run = self._admit(theta, key, args, options)
-        unflatten = run.unflatten()
-        if not isinstance(self.estimator, Alternatives) or self._known(run)[0]:
+        reverse, unflatten = self._known(run)
+        if reverse or not isinstance(self.estimator, Alternatives):
             return unflatten(self._by_surrogate(run, self.estimator, 1)[:, 0])
         count = self.estimator.num_alternatives
 
