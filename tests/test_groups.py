@@ -50,8 +50,8 @@ def test_a_report_and_draws_by_groups(without_groups):
     kernel = diffmh.MetropolisHastings(normal, diffmh.GaussianWalk(2.0))
 
     def both():
-        report = mean_of(normal, start, num_chains=512, num_samples=200, burn_in=3).run(0.4, key)
-        draws = diffmh.sample(kernel, 0.4, key, init=start, num_samples=4, num_chains=512)
+        report = mean_of(normal, start, num_chains=1024, num_samples=200, burn_in=3).run(0.4, key)
+        draws = diffmh.sample(kernel, 0.4, key, init=start, num_samples=4, num_chains=1024)
         return report, draws.posterior
 
     (report, draws), _ = both(), without_groups()
@@ -66,8 +66,8 @@ def test_a_report_and_draws_by_groups(without_groups):
 
 @pytest.mark.parametrize(
     ("num_chains", "start", "groups"),
-    [(16, 0.0, 1), (256, 0.0, 1), (4096, 0.0, 16), (640, 0.0, 4), (257, 0.0, 1),
-     (1024, jnp.zeros(2), 8), (1024, jnp.zeros(20), 16), (1024, jnp.zeros(65), 1)],
+    [(16, 0.0, 1), (256, 0.0, 1), (4096, 0.0, 8), (640, 0.0, 2), (257, 0.0, 1),
+     (1024, jnp.zeros(4), 4), (1024, jnp.zeros(20), 16), (1024, jnp.zeros(65), 1)],
 )  # fmt: skip
 def test_how_many_groups(num_chains, start, groups):
     mean = mean_of(normal, start, num_chains=num_chains)

@@ -40,9 +40,10 @@ from .values import Value, without_tangents
 # Random words per chain that a block may hold, and the steps that it may have.
 _BLOCK_WORDS, _BLOCK_STEPS = 4096, 128
 
-# Chains are run in groups of so many bytes of state, which stay near the processor; of so many
-# chains at the least, as long as their states have no more than the larger number of bytes.
-_GROUP_BYTES, _GROUP_CHAINS, _MOST_GROUP_BYTES = 1024, 64, 16384
+# Chains are run in groups of so many bytes of state, which stay near the processor, and of so many
+# chains at the least and at most. If the least have more bytes than this, they are run together.
+_GROUP_BYTES, _MOST_GROUP_BYTES = 4096, 16384
+_LEAST_GROUP, _LARGEST_GROUP = 64, 512
 
 # A state of more elements than this is kept whole between updates; a smaller one may be fused into
 # whatever uses it.
@@ -220,11 +221,11 @@ class Loop(eqx.Module):
         num_chains = self.simulation.num_chains
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.one))
         on_processor = jax.default_backend() == "cpu" and not plain_jax.value
-        if not on_processor or _GROUP_CHAINS * size > _MOST_GROUP_BYTES:
+        if not on_processor or _LEAST_GROUP * size > _MOST_GROUP_BYTES:
             return 1
-        most = max(_GROUP_CHAINS, _GROUP_BYTES // max(1, size))
+        most = min(max(_LEAST_GROUP, _GROUP_BYTES // max(1, size)), _LARGEST_GROUP)
         fits = lambda chains: num_chains % chains == 0
-        chains = max(filter(fits, range(_GROUP_CHAINS, min(most, num_chains) + 1)), default=0)
+        chains = max(filter(fits, range(_LEAST_GROUP, min(most, num_chains) + 1)), default=0)
         return num_chains // chains if chains else 1
 
     def parameters(self, key: Key[Array, ""]) -> Parameters:
