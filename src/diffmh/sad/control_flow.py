@@ -472,7 +472,8 @@ class _CondRun:
                 index = _forget_all(after, world.births, [index])[0]
                 rows = [_forget_all(after, world.births, row) for row in rows]
                 lanes = dataclasses.replace(after.lanes, pinned=entry.lanes.pinned)
-                world = after.replace(lanes=lanes, running=entry.running)
+                world = world.replace(lanes=lanes)
+            world = world.replace(taken=after.taken, spawned=after.spawned)
             rows.append(list(outputs))
         return world, [_choose(world, index, column) for column in zip(*rows, strict=True)]
 
