@@ -22,7 +22,7 @@ from .._lowering.program import Atom, Cond, Constant, Equation, Program, Variabl
 # What runs the generator.
 _GENERATES = {"random_bits", "random_split", "random_fold_in"}
 # What takes keys from an array of them.
-_TAKES = {"slice", "squeeze", "reshape"}
+_TAKES = {"dynamic_slice", "reshape", "slice", "split", "squeeze", "unstack"}
 # Fewer are left where they are.
 _FEW = 4
 
