@@ -49,7 +49,8 @@ def moving(value, other):
 
 @moving.defjvp
 def _moving_jvp(primals, tangents):
-    return primals[0], sum(tangents)
+    own, others = tangents
+    return primals[0], own + others
 
 
 def _refuse_data(closed_over, d_args):
