@@ -96,7 +96,7 @@ def variance_of(mean, theta) -> float:
 
 
 def normal(quick: bool):
-    """N(θ,1), 1, 16 and 4096 chains, beside BlackJAX and C written for SIMD over chains."""
+    """N(θ,1), 1 to 4096 chains, beside BlackJAX and C written for SIMD over chains."""
     for chains, samples in ((1, 20_000), (16, 10_000), (64, 5000), (4096, 500)):
         name = f"N(θ,1), {chains} chains{SWITCHED}"
         problem = Problem(name, chains * samples, 5 if quick else 15)
@@ -327,13 +327,6 @@ BARS = [
     ("N(θ,1), 16 chains", "gradient", "value", None, 3.0),
     ("N(θ,1), 16 chains", "gradient", "gradient", "N(θ,1), 1 chains", 1.0),
     ("N(θ,1), 16 chains, small loops in one piece", "gradient", "value", None, 3.0),
-    (
-        "N(θ,1), 16 chains, small loops in one piece",
-        "gradient",
-        "gradient",
-        "N(θ,1), 16 chains",
-        1.0,
-    ),
     ("100-D Gaussian, 256 chains", "gradient", "value", None, 4.0),
     ("energy network, 103,425 parameters, 256 chains", "gradient", "value", None, 6.0),
     ("RBM 784 + 128, 101,264 parameters, 64 chains", "gradient", "value", None, 6.0),
