@@ -189,13 +189,19 @@ def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "
     return result.primal, result.tangents(flat.size, flat.dtype)
 
 
-def probes(run: Run) -> Float[Array, "D P"]:
-    """Random directions along which weights are measured in the reverse mode. They have nothing to
-    do with the one that is asked for, nor with the draws: all replicates may share them.
+def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
+    """Random directions along which weights are measured in the reverse mode, each parameter in
+    units of its `scale`. They have nothing to do with the one that is asked for, nor with what
+    prunes: all replicates may share them.
     """
     flat = ravel_pytree(run.theta)[0]
     key = jax.random.fold_in(run.key, _PRUNE + 1)
-    return jax.random.normal(key, (min(NUM_PROBES, flat.size), flat.size), flat.dtype)
+    shape = (min(NUM_PROBES, flat.size), flat.size)
+    # Of a parameter without a score nothing is known: it counts like the others.
+    known = jnp.isfinite(scale) & (scale > 0)
+    usual = jnp.mean(jnp.where(known, scale, 0.0)) / jnp.maximum(jnp.mean(known), 1 / flat.size)
+    unit = jnp.where(known, scale, jnp.where(usual > 0, usual, 1.0))
+    return jax.random.normal(key, shape, flat.dtype) / jax.lax.stop_gradient(unit)
 
 
 def backward(run: Run, num_slots: int, directions: Float[Array, "D P"]) -> Float[Array, "F"]:

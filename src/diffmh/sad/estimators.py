@@ -25,6 +25,9 @@ from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
 from .derivative import Run
 
+# So many runs tell how large each parameter's score is.
+_NUM_SCALES = 4
+
 
 class Runs(eqx.Module):
     """The same program with a key for each of C replicates, as an estimator sees it.
@@ -135,24 +138,40 @@ class Alternatives(Estimator):
         _validate.count(self.num_alternatives, "sad.Alternatives(num_alternatives=...)")
 
     def find(self, runs: Runs) -> Found:
-        if runs.reverse:
-            backward = self.backward(runs)
-            value, jacobian = runs.jacobians(_twice(backward))
-        else:
-            value, jacobian = runs.each(self.forward)
-        return Found(value, jacobian, {}, runs.group)
+        return self.backward(runs, _scales(runs)) if runs.reverse else self.forward(runs)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.reverse:
-            return runs.each(self.backward(runs))
+            return runs.each(self._moving(runs, _scales(runs.still())))
         return _linear(runs, self.find(runs.still()))
 
-    def forward(self, run: Run) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
-        return derivative.forward(run, self.num_alternatives)
+    def forward(self, runs: Runs) -> Found:
+        """With a tangent for each parameter."""
+        value, jacobian = runs.each(lambda run: derivative.forward(run, self.num_alternatives))
+        return Found(value, jacobian, {}, runs.group)
 
-    def backward(self, runs: Runs) -> Callable[[Run], Float[Array, "F"]]:
-        directions = derivative.probes(runs.run)
+    def backward(self, runs: Runs, scale: Float[Array, "P"]) -> Found:
+        """By JAX, with each parameter's weights in units of its `scale`."""
+        value, jacobian = runs.jacobians(_twice(self._moving(runs, scale)))
+        return Found(value, jacobian, {}, runs.group)
+
+    def _moving(self, runs: Runs, scale: Float[Array, "P"]) -> Callable[[Run], Float[Array, "F"]]:
+        directions = derivative.probes(runs.run, scale)
         return lambda run: derivative.backward(run, self.num_alternatives, directions)
+
+
+def _scales(runs: Runs) -> Float[Array, "P"]:
+    """How large each parameter's score is, from a few runs of its own. They are the same for all
+    keys, so that whoever maps over keys pays for them once.
+    """
+    keys = jax.random.split(jax.random.key(0, impl=jax.random.key_impl(runs.run.key)), _NUM_SCALES)
+    log_prob = lambda theta, key: derivative.scored(runs.run.at(theta, key), baseline(1)).log_prob
+    scores = jax.vmap(jax.grad(log_prob), (None, 0))(runs.run.theta, keys)
+    return _typical(jax.vmap(lambda score: ravel_pytree(score)[0], out_axes=-1)(scores))
+
+
+def _typical(score: Float[Array, "P C"]) -> Float[Array, "P"]:
+    return jnp.mean(jnp.abs(score), axis=-1)
 
 
 def _linear(runs: Runs, found: Found) -> Float[Array, "F C"]:
@@ -216,10 +235,15 @@ class Combined(Estimator):
         _validate.count(self.num_alternatives, "sad.Combined(num_alternatives=...)")
 
     def find(self, runs: Runs) -> Found:
-        alternatives = Alternatives(self.num_alternatives).find(runs)
-        if alternatives.value.shape[-1] < LEAST_REPLICATES:
-            return alternatives
+        by_alternatives = Alternatives(self.num_alternatives)
+        if runs.keys.shape[0] // runs.group < LEAST_REPLICATES:
+            return by_alternatives.find(runs)
         parts = score_parts(runs)
+        alternatives = (
+            by_alternatives.backward(runs, _typical(parts.score))
+            if runs.reverse
+            else by_alternatives.forward(runs)
+        )
         combined = combine(parts, alternatives.jacobian)
         others = {
             "alternatives": alternatives.jacobian,
