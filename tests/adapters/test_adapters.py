@@ -248,7 +248,7 @@ def test_a_jump_of_the_users_own_is_still_refused():
         numpyro.sample("y", dist.Uniform(u - top, u + top), obs=y)
 
     for model, name in ((jumps, "at"), (observed, "top")):
-        posterior = diffmh.from_numpyro(model, jnp.asarray(0.5), theta={name: 1.0})
+        posterior = diffmh.from_numpyro(model, jnp.asarray(0.3), theta={name: 1.0})
         length = {"num_samples": 100, "burn_in": 10, "num_chains": 4}
         mean = posterior.expectation(lambda theta, sites: sites["u"], **length)
         with pytest.raises(diffmh.NotDifferentiable, match="jumps in x"):

@@ -175,12 +175,13 @@ def test_steps_that_do_no_harm():
 
 
 def test_steps_that_make_no_jump():
-    """A leaky ReLU is seen to be continuous; `sad.continuous` vouches for the rest; what does jump
-    is refused.
+    """A leaky ReLU is seen to be continuous, Huber's loss and a table too (`test_continuity.py`);
+    `sad.continuous` vouches for the rest; what does jump is refused.
     """
     huber = lambda z: jnp.where(jnp.abs(z) < 1.0, 0.5 * z**2, jnp.abs(z) - 0.5)
     table = lambda z: jnp.interp(z, jnp.array([-9.0, 0.0, 9.0]), jnp.array([1.0, 0.0, 2.0]))
-    for function in (jax.nn.leaky_relu, sad.continuous(huber), sad.continuous(table)):
+    triangles = sad.continuous(lambda z: jnp.abs(jnp.mod(z, 2.0) - 1.0))
+    for function in (jax.nn.leaky_relu, huber, table, triangles):
         program = lambda t, key, f=function: f(3 * t * jax.random.normal(key))
         found = jax.grad(sad.expectation(program))(0.4, KEY)
         np.testing.assert_allclose(found, jax.grad(program)(0.4, KEY), rtol=1e-5)

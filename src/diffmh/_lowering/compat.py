@@ -412,6 +412,11 @@ def num_sort_keys(equation: Equation) -> int:
     return equation.params.get("num_keys", 1)
 
 
+def exponent(equation: Equation) -> int:
+    """Of an `integer_pow`."""
+    return equation.params["y"]
+
+
 def sums_over_first(equation: Equation) -> bool:
     """Whether it is a sum over the first axis, and perhaps over others."""
     return equation.primitive == "reduce_sum" and 0 in equation.params["axes"]

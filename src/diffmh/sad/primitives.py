@@ -4,12 +4,10 @@ derivative depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import jax.numpy as jnp
-
-from .._lowering import compat
-from .._lowering.program import Atom, Equation, Variable
+from .._lowering.program import Equation
+from .._steps import STEPS, is_complex, is_inexact
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
@@ -49,15 +47,14 @@ STOPPED = {"stop_gradient"}
 
 # Steps: the tangent is that of the pieces, often zero. Refused on a continuous random value: where
 # it jumps has a derivative too.
-JUMPS = _names("argmax argmin ceil eq eq_to floor ge gt le le_to lt lt_to ne rem round sign sort")
+JUMPS = STEPS
 
 # Never differentiated; alternative by evaluation.
-EVALUATED = _names(
-    "and bitcast_convert_type clz empty2 iota is_finite nextafter not or population_count"
-    " random_bits random_clone random_fold_in"
-    " random_seed random_split random_unwrap random_wrap reduce_and reduce_or reduce_xor shift_left"
-    " shift_right_arithmetic"
-    f" shift_right_logical threefry2x32 xor {SAMPLE} {PROPOSE}"
+LOGIC = _names("and empty2 iota is_finite not or reduce_and reduce_or reduce_xor xor")
+EVALUATED = LOGIC | _names(
+    "bitcast_convert_type clz nextafter population_count random_bits random_clone random_fold_in"
+    " random_seed random_split random_unwrap random_wrap shift_left shift_right_arithmetic"
+    f" shift_right_logical threefry2x32 {SAMPLE} {PROPOSE}"
 )
 
 # Linear in all operands together; in the first, the others fixed; in each, the other fixed; in
@@ -84,10 +81,10 @@ def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     """In which float operands a primitive is linear, given those that are `fixed`: the same in
     every alternative.
     """
-    if not all(_is_inexact(output) for output in equation.outputs):
+    if not all(is_inexact(output) for output in equation.outputs):
         return [False] * len(equation.inputs)
     flags = _linear_in(equation, fixed)
-    return [flag and _is_inexact(atom) for flag, atom in zip(flags, equation.inputs, strict=True)]
+    return [flag and is_inexact(atom) for flag, atom in zip(flags, equation.inputs, strict=True)]
 
 
 def _linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
@@ -107,32 +104,10 @@ def _linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     return [False] * count
 
 
-# Complex functions with a branch cut; of two operands, `atan2` has one too.
-_BRANCH_CUTS = _names("acos acosh asin asinh atan atanh cbrt log log1p log2 pow sign sqrt")
-
 # Sources of random numbers whose distribution nobody knows here.
 _RANDOM = _names(
     "io_callback pure_callback random_bits random_gamma random_unwrap rng_bit_generator rng_uniform"
 )
-
-
-def steps(equation: Equation, defined_by: Mapping[Variable, Equation]) -> tuple[Variable, ...]:
-    """The results that are step functions of an operand, or jump somewhere.
-
-    `defined_by` has the equations of the same program, by their outputs.
-    """
-    name, inputs, outputs = equation.primitive, equation.inputs, equation.outputs
-    if name in ("sort", "top_k"):
-        return outputs[compat.num_sort_keys(equation) :]
-    if name in JUMPS or name == "is_finite" or name == "atan2":
-        return outputs
-    if name in _BRANCH_CUTS and _is_complex(inputs[0]):
-        return outputs
-    if name == "div" and _is_abs(inputs[1], inputs[0], defined_by):
-        return outputs
-    if name in SMOOTH:
-        return tuple(output for output in outputs if not _is_inexact(output))
-    return ()
 
 
 def is_flat(equation: Equation) -> bool:
@@ -140,22 +115,8 @@ def is_flat(equation: Equation) -> bool:
     of a complex number, `z / |z|`.
     """
     if equation.primitive == "sign":
-        return _is_complex(equation.inputs[0])
+        return is_complex(equation.inputs[0])
     return equation.primitive in EVALUATED - {SAMPLE, "is_finite"}
-
-
-def _is_abs(atom: Atom, of: Atom, defined_by: Mapping[Variable, Equation]) -> bool:
-    """Whether `atom` is `|of|`, whose quotient `of / |of|` is a step; the phase of a complex number
-    is none.
-    """
-    while isinstance(atom, Variable) and atom in defined_by:
-        equation = defined_by[atom]
-        if equation.primitive == "abs":
-            return equation.inputs[0] is of and not _is_complex(of)
-        if equation.primitive not in ("convert_element_type", "broadcast_in_dim"):
-            return False
-        atom = equation.inputs[0]
-    return False
 
 
 def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
@@ -165,27 +126,15 @@ def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
     if equation.primitive in _RANDOM:
         return True
     if equation.primitive == PROPOSE:
-        return any(operands) or any(_is_inexact(output) for output in equation.outputs)
+        return any(operands) or any(is_inexact(output) for output in equation.outputs)
     if equation.primitive == SAMPLE:
         return False
-    whole = not _is_inexact(equation.outputs[0])
+    whole = not is_inexact(equation.outputs[0])
     if equation.primitive in ("rem", "convert_element_type") and whole:
         # randint takes the remainder of random bits; a float that becomes an integer is rounded.
         return (
             any(operands)
             and equation.primitive == "convert_element_type"
-            and not _is_inexact(equation.inputs[0])
+            and not is_inexact(equation.inputs[0])
         )
     return any(operands) and equation.primitive not in JUMPS - {"sort", "rem"}
-
-
-def _dtype(atom: Atom):
-    return atom.dtype if isinstance(atom, Variable) else jnp.result_type(atom.value)
-
-
-def _is_inexact(atom: Atom) -> bool:
-    return jnp.issubdtype(_dtype(atom), jnp.inexact)
-
-
-def _is_complex(atom: Atom) -> bool:
-    return jnp.issubdtype(_dtype(atom), jnp.complexfloating)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import jax
-
-from .._continuity import agree_at_the_step
+from .._bounds import decided
+from .._crossing import makes_no_jump
 from .._lowering import compat
-from .._lowering.program import Equation, Program, Variable, While
+from .._lowering.program import Cond, Equation, Program, Scan, Variable, While
+from .._steps import EQUALITIES, ORDERS, is_inexact, steps
 from .._validate import NotDifferentiable
 from . import primitives
 from .analysis import Analysis
@@ -16,7 +16,8 @@ from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
 
-_COMPARISONS = {"ge", "gt", "le", "lt"}
+# What may be evaluated at made-up numbers.
+_ARITHMETIC = primitives.SMOOTH | primitives.JUMPS | primitives.LOGIC
 
 
 def refuse(
@@ -27,8 +28,9 @@ def refuse(
     """
     defined_by = {output: equation for equation in program.equations for output in equation.outputs}
     for equation in program.equations:
+        continuous = vouched or equation.vouched or _only_searches(analysis, program, equation)
         for inner in equation.inner:
-            refuse(analysis, inner, any_primitive, vouched or equation.vouched)
+            refuse(analysis, inner, any_primitive, continuous)
         if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
@@ -115,8 +117,12 @@ def _refuse_step(
         and any(atom in analysis.continuous for atom in inputs)
     ):
         return
-    stepped = (*primitives.steps(equation, defined_by), *_flat_results(analysis, equation))
-    if not analysis.matters.intersection(stepped) or _only_chooses_what_agrees(program, equation):
+    stepped = (*steps(equation, defined_by), *_flat_results(analysis, equation))
+    if not analysis.matters.intersection(stepped):
+        return
+    if equation.primitive in ORDERS | EQUALITIES and decided(program, equation):
+        return
+    if _is_arithmetic(equation) and makes_no_jump(program, equation, _is_arithmetic):
         return
     raise NotDifferentiable(
         f"`{equation.primitive}`{_at(equation)} makes a step of a continuous random value that"
@@ -127,45 +133,23 @@ def _refuse_step(
     )
 
 
-def _only_chooses_what_agrees(program: Program, step: Equation) -> bool:
-    """Whether a comparison only chooses between cases that are equal where it steps, as in a leaky
-    ReLU or Huber's loss.
+def _is_arithmetic(equation: Equation) -> bool:
+    """Whether it ends and means something for whatever numbers."""
+    inner = all(_is_arithmetic(one) for program in equation.inner for one in program.equations)
+    known = isinstance(equation.control, Scan | Cond) or equation.primitive in _ARITHMETIC
+    return known and inner
+
+
+def _only_searches(analysis: Analysis, program: Program, equation: Equation) -> bool:
+    """Whether a loop or a conditional finds whole numbers of continuous random values that move,
+    and what these lead to is continuous: the piece of `jnp.interp` in which a number lies.
     """
-    users = [equation for equation in program.equations if step.outputs[0] in equation.inputs]
-    chooses = all(
-        user.primitive == "select_n" and user.inputs.index(step.outputs[0]) == 0 for user in users
-    )
-    if step.primitive not in _COMPARISONS or not users or not chooses:
+    if equation.control is None or any(is_inexact(output) for output in equation.outputs):
         return False
-    if step.outputs[0] in program.outputs:
+    moving = any(atom in analysis.tangent for atom in equation.inputs)
+    if not moving or not any(atom in analysis.continuous for atom in equation.inputs):
         return False
-    with jax.ensure_compile_time_eval():
-        return all(agree_at_the_step(_before(program, user), step, user) for user in users)
-
-
-def _before(program: Program, last: Equation) -> Program:
-    """What an equation is computed from by plain arithmetic, and from what."""
-    defined_by = {output: equation for equation in program.equations for output in equation.outputs}
-    plain = lambda equation: (
-        equation is not None
-        and equation.control is None
-        and equation.primitive in primitives.SMOOTH | primitives.JUMPS
-    )
-    needed: set[Equation] = set()
-    inputs: dict[Variable, None] = {}
-    waiting = list(last.inputs)
-    while waiting:
-        atom = waiting.pop()
-        if not isinstance(atom, Variable):
-            continue
-        equation = defined_by.get(atom)
-        if equation is None or not plain(equation):
-            inputs[atom] = None
-        elif equation not in needed:
-            needed.add(equation)
-            waiting.extend(equation.inputs)
-    ordered = tuple(equation for equation in program.equations if equation in needed)
-    return Program(tuple(inputs), ordered, ())
+    return _is_arithmetic(equation) and makes_no_jump(program, equation, _is_arithmetic)
 
 
 def _flat_results(analysis: Analysis, equation: Equation) -> tuple[Variable, ...]:
