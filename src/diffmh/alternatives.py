@@ -108,7 +108,7 @@ def advance(
     slots: Alternatives, at: Transition, coupling_noise: PyTree, uniform: Array, weights: Weights
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, beside the primal's."""
-    candidates = flip_weight(at.step, weights) if at.step.decisions else None
+    candidates = at.parameters.once(flip_weight(at.step, weights)) if at.step.decisions else None
     return follow(slots, at, coupling_noise, uniform, candidates)
 
 

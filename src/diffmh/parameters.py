@@ -62,7 +62,8 @@ class Parameters(eqx.Module):
         """The same values, to compute derivatives from: whatever is done with them leaves the
         primal's own instructions as they are.
         """
-        return rounding.settle(tree, self.never[1])
+        size = sum(leaf.size for leaf in jax.tree.leaves(tree))
+        return (rounding.whole if size > _FEW_ELEMENTS else rounding.settle)(tree, self.never[1])
 
     def kept(self, slots: PyTree) -> PyTree:
         """The same, computed once: several large alternatives would be computed anew for each use
@@ -71,6 +72,11 @@ class Parameters(eqx.Module):
         leaves = jax.tree.leaves(slots)
         is_large = leaves[0].shape[0] > 1 and sum(leaf.size for leaf in leaves) > _FEW_ELEMENTS
         return rounding.whole(slots, self.never[0]) if is_large else slots
+
+    def once(self, tree: PyTree) -> PyTree:
+        """The same, computed once if it is large."""
+        size = sum(leaf.size for leaf in jax.tree.leaves(tree))
+        return rounding.whole(tree, self.never[0]) if size > _FEW_ELEMENTS else tree
 
     def follow(self, function: Callable[[PyTree], PyTree], value: Value) -> Value:
         """`function(x)`, with the tangent of `x` carried on where there is one; free of θ."""

@@ -10,6 +10,7 @@ An operation that has no rule below is left to `jax.vmap`, and so is everything 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -292,6 +293,14 @@ def _transpose(to: operations.Transpose, count: int, array: Array) -> Array:
     return jax.lax.transpose(array, (*to.axes, len(to.axes)))
 
 
+def _logical(over: operations.Logical, count: int, array: Array) -> Array:
+    """Of many by a sum of floats, which the compiler vectorises; of truth values it does not."""
+    if math.prod(array.shape[axis] for axis in over.axes) < _MANY_TRUTHS:
+        return (jnp.all if over.of_all else jnp.any)(array, axis=over.axes)
+    found = jnp.sum(jnp.where(array ^ over.of_all, 1.0, 0.0), axis=over.axes) > 0
+    return ~found if over.of_all else found
+
+
 def _pad(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
     array, padding = operands
     operation = compat.operation(equation)
@@ -389,9 +398,12 @@ population_count pow real reduce_precision rem round rsqrt select_n shift_left
 shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
 """
 
-_ON_NAMED_AXES = """ argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum reduce_and
-reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor rev split squeeze stack
+_ON_NAMED_AXES = """ argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum
+reduce_max reduce_min reduce_prod reduce_sum reduce_xor rev split squeeze stack
 """
+
+# So many truth values and more are counted.
+_MANY_TRUTHS = 16
 
 # Tables up to this length are looked up by comparisons.
 _SHORT = 16
@@ -422,6 +434,7 @@ _OPERATIONS: dict[type, Rule] = {
     operations.Reshape: _of_one(_reshape),
     operations.Slice: _of_one(_slice),
     operations.Transpose: _of_one(_transpose),
+    operations.Logical: _of_one(_logical),
     operations.Pad: _pad,
     operations.DynamicSlice: _dynamic_slice,
     operations.DynamicUpdate: _dynamic_update,

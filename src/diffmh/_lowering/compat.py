@@ -291,6 +291,8 @@ def operation(equation: Equation) -> operations.Operation | None:
             return operations.Pad(tuple(params["padding_config"]))
         case "transpose":
             return operations.Transpose(params["permutation"])
+        case "reduce_and" | "reduce_or" as name if equation.outputs[0].dtype == bool:
+            return operations.Logical(tuple(params["axes"]), name == "reduce_and")
         case "dynamic_slice" if num_operands == 1 + len(params["slice_sizes"]):
             return operations.DynamicSlice(params["slice_sizes"])
         case "dynamic_update_slice":

@@ -46,6 +46,14 @@ class Transpose:
 
 
 @dataclass(frozen=True)
+class Logical:
+    """Whether all, or any, are true over `axes`."""
+
+    axes: tuple[int, ...]
+    of_all: bool
+
+
+@dataclass(frozen=True)
 class DynamicSlice:
     """Of these sizes, from positions that are operands."""
 
@@ -82,6 +90,7 @@ Operation = (
     | Slice
     | Pad
     | Transpose
+    | Logical
     | DynamicSlice
     | DynamicUpdate
     | SplitKeys

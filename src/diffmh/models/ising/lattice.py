@@ -80,11 +80,30 @@ def neighbours(x: Spins, colour: int) -> Num[Array, "L half"]:
     """The sum of the four neighbours of each site of a colour, all of the other colour."""
     other = x.colour(1 - colour)
     even = jnp.arange(other.shape[0])[:, None] % 2 == 0
+    around = _with_border(other)
     # Beside site k of its row stand the other colour's site k, and k − 1 or k + 1 by the parity of
     # row and colour.
-    before, after = jnp.roll(other, 1, axis=1), jnp.roll(other, -1, axis=1)
+    before, after = around[1:-1, :-2], around[1:-1, 2:]
     beside = jnp.where(even, before, after) if colour == 0 else jnp.where(even, after, before)
-    return jnp.roll(other, 1, axis=0) + jnp.roll(other, -1, axis=0) + other + beside
+    return around[:-2, 1:-1] + around[2:, 1:-1] + other + beside
+
+
+def _with_border(spins: Num[Array, "L half"]) -> Num[Array, "L+2 half+2"]:
+    """With the spins that stand beyond the edges of a torus, but for the corners. Written into one
+    array: four rolled copies would be made anew in each operation that they are fused into.
+    """
+    rows, columns = spins.shape
+    padded = jnp.zeros((rows + 2, columns + 2), spins.dtype)
+    parts = {
+        (1, 1): spins,
+        (0, 1): spins[-1:],
+        (rows + 1, 1): spins[:1],
+        (1, 0): spins[:, -1:],
+        (1, columns + 1): spins[:, :1],
+    }
+    for place, part in parts.items():
+        padded = jax.lax.dynamic_update_slice(padded, part, place)
+    return padded
 
 
 def bonds(x: State) -> Float[Array, ""]:
@@ -105,9 +124,13 @@ def magnetisation(x: State) -> Float[Array, ""]:
 
 
 def _total(numbers: Array) -> Array:
-    """In whole numbers, unless spins are averages over several states."""
-    whole = jnp.issubdtype(numbers.dtype, jnp.integer)
-    return jnp.sum(numbers.astype(jnp.int32) if whole else numbers)
+    """Exact, unless spins are averages over several states: whole numbers up to 4 are added as
+    floats as long as that is exact, which is faster; and so is what becomes an int32 before.
+    """
+    if not jnp.issubdtype(numbers.dtype, jnp.integer):
+        return jnp.sum(numbers)
+    whole = numbers.astype(jnp.int32)
+    return jnp.sum(whole.astype(jnp.float32) if 4 * numbers.size <= 2**24 else whole)
 
 
 def energy(theta: Parameter | Any, x: State) -> Float[Array, ""]:

@@ -21,8 +21,9 @@ from .lattice import Spins, energy, neighbours, parameter
 
 def proposed(mine: Int[Array, "..."], words: UInt32[Array, "..."], flip: bool) -> Array:
     """What is proposed to each site: its flip, or ±1 by the lowest bit of a random word."""
-    drawn = (2 * (words & 1).astype(jnp.int32) - 1).astype(mine.dtype)
-    return -mine if flip else drawn
+    # A choice of two constants: conversion of words to small integers is slow.
+    up, down = jnp.ones((), mine.dtype), -jnp.ones((), mine.dtype)
+    return -mine if flip else jnp.where((words & 1) != 0, up, down)
 
 
 def decide(
@@ -32,13 +33,24 @@ def decide(
     # Conversion of signed integers is the fast one.
     uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
 
-    def log_ratio(theta, change, around, *args):
+    def log_ratio(theta, bonds, change, *args):
         theta = parameter(theta)
-        return change * (theta.interaction * around + theta.field) / theta.temperature
+        gain = _times(theta.interaction, bonds) + _times(theta.field, change)
+        return gain / theta.temperature
 
-    change = (proposed(mine, words, flip) - mine).astype(jnp.float32)
-    ratio = parameters.evaluate(log_ratio, change, around.astype(jnp.float32))
-    return Acceptance.draw(uniform, ratio)
+    change = proposed(mine, words, flip) - mine
+    # In small integers as far as it goes: all of a row at once.
+    bonds = (change * around).astype(jnp.float32)
+    return Acceptance.draw(
+        uniform, parameters.evaluate(log_ratio, bonds, change.astype(jnp.float32))
+    )
+
+
+def _times(factor: Any, numbers: Array) -> Array | float:
+    """Their product, of which nothing is computed if the factor is a plain 0 or 1."""
+    if isinstance(factor, float) and factor in (0.0, 1.0):
+        return numbers if factor else 0.0
+    return factor * numbers
 
 
 def log_density(theta: Any, x: Any) -> Float[Array, ""]:
