@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._sharding import Hosts
+from ._validate import Checked
 
 # The newest is what a run goes on from; the one before it is for a disk that lied.
 _KEPT = 2
@@ -48,7 +49,7 @@ class Checkpoint(eqx.Module):
             raise ValueError(f"`Checkpoint(seconds=...)` must be at least 0, got {self.seconds}.")
 
 
-def checkpoint_of(given: Checkpoint | str | os.PathLike | None) -> Checkpoint | None:
+def checkpoint_of(given: Checked[Checkpoint | str | os.PathLike] | None) -> Checkpoint | None:
     """What a user gives as `checkpoint=...`."""
     if given is None or isinstance(given, Checkpoint):
         return given

@@ -22,6 +22,7 @@ from . import _admission, _validate
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
 from ._sharding import Hosts, check_shares
+from ._validate import Checked
 from .bar import Bar
 from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .decisions import acceptances
@@ -49,19 +50,19 @@ class Rows(eqx.Module):
 
 
 def sample(
-    kernel: Kernel,
+    kernel: Checked[Kernel],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
-    num_samples: int,
-    num_chains: int = 16,
-    burn_in: int = 0,
-    thin: int = 1,
-    block_size: int | None = None,
+    num_samples: Checked[int],
+    num_chains: Checked[int] = 16,
+    burn_in: Checked[int] = 0,
+    thin: Checked[int] = 1,
+    block_size: Checked[int] | None = None,
     progress: bool = False,
-    checkpoint: Checkpoint | str | os.PathLike | None = None,
-    mesh: Mesh | None = None,
+    checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
+    mesh: Checked[Mesh] | None = None,
 ) -> DataTree:
     """The states of a kernel's chains, as an ArviZ `DataTree` with `posterior` and `sample_stats`.
 

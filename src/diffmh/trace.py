@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from . import _admission, _display, _validate
+from ._validate import Checked
 from .decisions import Acceptance
 from .estimators import StochasticDerivative
 from .kernel import Kernel
@@ -75,13 +76,13 @@ class _Record(eqx.Module):
 
 
 def trace(
-    kernel: Kernel,
+    kernel: Checked[Kernel],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree,
-    num_steps: int,
-    estimator: StochasticDerivative | None = None,
+    num_steps: Checked[int],
+    estimator: Checked[StochasticDerivative] | None = None,
 ) -> Trace:
     """Follows one chain for `num_steps` steps and keeps everything: the path, the alternatives,
     their weights, births, recouplings.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from ._validate import Checked
 from .report import Report
 
 # Fewer chains than that don't know their own spread: a run that stops when its error looks small
@@ -64,7 +64,7 @@ class Until(eqx.Module):
         return " or ".join(words)
 
 
-def until_of(given: Any) -> Until | None:
+def until_of(given: Checked[float | Until] | None) -> Until | None:
     """What a user gives as `until=...`: a number is a relative error."""
     if given is None or isinstance(given, Until):
         return given

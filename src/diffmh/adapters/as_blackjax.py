@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from ..decisions import acceptances
 from ..estimators import ValueOnly
 from ..kernel import Kernel
@@ -31,7 +32,7 @@ class KernelInfo(NamedTuple):
     acceptance_rate: Array
 
 
-def as_blackjax(kernel: Kernel, theta: PyTree, *args: Any) -> Any:
+def as_blackjax(kernel: Checked[Kernel], theta: PyTree, *args: Any) -> Any:
     """The kernel at these parameters as a BlackJAX `SamplingAlgorithm`: its loops and diagnostics
     run on it. It has `init(position) -> state` and `step(rng_key, state) -> (state, info)`.
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _parts, _validate
 from .._inversion import index_from_uniform
+from .._validate import Checked
 from ..kernel import Kernel
 from ..proposals import On
 from .gibbs import Gibbs
@@ -37,7 +38,7 @@ class Cycle(Kernel):
 
     kernels: tuple[Kernel, ...]
 
-    def __init__(self, *kernels: Kernel):
+    def __init__(self, *kernels: Checked[Kernel]):
         if not kernels:
             raise ValueError("`Cycle(...)` needs at least one kernel, got none.")
         for kernel in kernels:
@@ -79,7 +80,7 @@ class Repeat(Kernel):
     kernel: Kernel
     num_steps: int = eqx.field(static=True)
 
-    def __init__(self, kernel: Kernel, num_steps: int):
+    def __init__(self, kernel: Checked[Kernel], num_steps: Checked[int]):
         self.kernel = _validate.instance(kernel, Kernel, "Repeat(...)", "kernel")
         self.num_steps = _validate.count(num_steps, "Repeat(num_steps=...)")
 
@@ -121,7 +122,9 @@ class Sweep(Kernel):
     kernel_at: Callable[[Int[Array, ""]], Kernel]
     num_sites: int = eqx.field(static=True)
 
-    def __init__(self, kernel_at: Callable[[Int[Array, ""]], Kernel], num_sites: int):
+    def __init__(
+        self, kernel_at: Checked[Callable[[Int[Array, ""]], Kernel]], num_sites: Checked[int]
+    ):
         name = "Sweep(kernel_at, num_sites)"
         self.kernel_at = _validate.function(kernel_at, name, "kernel_at", "site -> kernel")
         self.num_sites = _validate.count(num_sites, "Sweep(num_sites=...)")

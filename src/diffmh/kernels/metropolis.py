@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate, couplings, proposals
+from .._validate import Checked
 from ..couplings import Coupling
 from ..decisions import Acceptance, Categorical, Decision, accept_probability
 from ..kernel import DensityOdds, State, Step, Update
@@ -104,9 +105,9 @@ class MetropolisHastings(Update):
 
     def __init__(
         self,
-        log_density: Callable[..., Float[Array, ""]],
-        proposal: Proposal | ProposalOf | Callable[[PyTree], Proposal],
-        coupling: Coupling | None = None,
+        log_density: Checked[Callable[..., Float[Array, ""]]],
+        proposal: Checked[Proposal | ProposalOf | Callable[[PyTree], Proposal]],
+        coupling: Checked[Coupling] | None = None,
         *,
         cached: bool = True,
     ):

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from ... import _validate
+from ..._validate import Checked
 from ...kernels import BlockGibbs, Cycle
 from .enumeration import configurations, log_sum_exp
 
@@ -43,7 +44,7 @@ class Restricted(eqx.Module):
 
     @staticmethod
     def random(
-        key: Key[Array, ""], num_visible: int, num_hidden: int, scale: float = 0.1
+        key: Key[Array, ""], num_visible: Checked[int], num_hidden: Checked[int], scale: float = 0.1
     ) -> Restricted:
         """Couplings of standard deviation `scale`, and no fields."""
         shape = (

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ... import _validate
+from ..._validate import Checked
 from .lattice import Parameter, parameter
 
 
@@ -65,7 +66,7 @@ class Exact(NamedTuple):
     heat_capacity_slope: float
 
 
-def exact(size: int, temperature: float, interaction: float = 1.0) -> Exact:
+def exact(size: Checked[int], temperature: float, interaction: float = 1.0) -> Exact:
     """Exact averages at equilibrium without field, by Kaufman's formula in double precision.
 
     Refused: a temperature or an interaction that is not positive, for which it does not hold.
@@ -92,7 +93,7 @@ def _averages(size: int):
     return jax.jit(lambda *at: (energy(*at), capacity(*at), jax.grad(capacity)(*at)))
 
 
-def enumerated(size: int, theta: Parameter | Any) -> Exact:
+def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     """Exact averages of a lattice of size at most 4 over all its `2^(L²)` states, with any
     interaction and field.
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from ... import _validate
+from ..._validate import Checked
 
 
 class Parameter(NamedTuple):
@@ -71,7 +72,7 @@ def spins(lattice: Int[Array, "L L"]) -> Spins:
     )
 
 
-def cold(size: int) -> Spins:
+def cold(size: Checked[int]) -> Spins:
     """All spins up."""
     return spins(jnp.ones((_validate.count(size, "cold(size=...)"),) * 2, jnp.int8))
 
