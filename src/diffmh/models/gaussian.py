@@ -8,7 +8,7 @@ from ..kernels import MetropolisHastings
 from ..proposals import GaussianWalk
 
 
-def log_density(theta: Float[Array, ""], x: Float[Array, ""]) -> Float[Array, ""]:
+def log_density(theta: float | Float[Array, ""], x: Float[Array, ""]) -> Float[Array, ""]:
     """`−(x − θ)²/2`."""
     return -0.5 * (x - theta) ** 2
 
