@@ -32,7 +32,7 @@ class State(eqx.Module):
     """
 
     x: PyTree
-    memory: PyTree = None
+    cache: PyTree = None
     tangent: PyTree = None
 
     @property

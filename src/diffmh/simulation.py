@@ -271,7 +271,7 @@ class Loop(eqx.Module):
                 lambda leaf: jnp.zeros((parameters.size, *leaf.shape), leaf.dtype), floats
             )
         start = kernel.start(for_steps, x)
-        state = State(x, start.memory, tangent)
+        state = State(x, start.cache, tangent)
         past = None
         if lag:
             stack = lambda leaf: jnp.broadcast_to(leaf, (lag, *leaf.shape))
@@ -565,7 +565,7 @@ def _with_reading(
 
 def _primal(step: Step) -> PyTree:
     """What decides the primal's path: everything but tangents."""
-    plain = lambda state: None if state is None else State(state.x, state.memory)
+    plain = lambda state: None if state is None else State(state.x, state.cache)
     parts = (plain(step.before), plain(step.after), step.decisions, plain(step.proposed))
     return without_tangents(parts)
 

@@ -43,7 +43,7 @@ class Cycle(Kernel):
             raise ValueError("`Cycle(...)` needs at least one kernel, got none.")
         for kernel in kernels:
             _validate.instance(kernel, Kernel, "Cycle(...)", "kernel")
-        self.kernels = sharing_memory(kernels)
+        self.kernels = sharing_cache(kernels)
 
     def updates(self):
         return tuple(update for kernel in self.kernels for update in kernel.updates())
@@ -185,7 +185,7 @@ class Mixture(Kernel):
             raise ValueError("`Mixture(...)` needs at least one kernel, got none.")
         for kernel in kernels:
             _validate.instance(kernel, Kernel, "Mixture(...)", "kernel")
-        self.kernels = sharing_memory(tuple(kernels))
+        self.kernels = sharing_cache(tuple(kernels))
         if probabilities is None:
             probabilities = [1 / len(kernels)] * len(kernels)
         self.probabilities = _checked_probabilities(probabilities, len(kernels))
@@ -235,7 +235,7 @@ def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:
     return probabilities
 
 
-def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+def sharing_cache(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """The kernels, which remember the same in a state, or nothing."""
     if _remember_alike(kernels):
         return kernels
@@ -243,8 +243,8 @@ def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
 
 
 def _remember_alike(kernels: tuple[Kernel, ...]) -> bool:
-    memories = [update.remembers for kernel in kernels for update in kernel.updates()]
-    return all(memory is memories[0] for memory in memories)
+    cached = [update.remembers for kernel in kernels for update in kernel.updates()]
+    return all(one is cached[0] for one in cached)
 
 
 # Fewer kernels that move different parts are not made one loop: it compiles sooner and runs slower.

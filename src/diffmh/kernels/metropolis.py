@@ -232,7 +232,7 @@ class MetropolisHastings(Update):
                 lambda leaf: _trees.entry(leaf, candidate).astype(leaf.dtype), step.others
             )
         other = _trees.select(step.decisions[-1].outcome, step.before, step.proposed)
-        return without_tangents(State(other.x, other.memory))
+        return without_tangents(State(other.x, other.cache))
 
     def refuse_start(self, x):
         if isinstance(self.proposal, Proposal):
@@ -309,7 +309,7 @@ class MetropolisHastings(Update):
         """Where each choice would have led with the same uniform, choices leading."""
         plain = parameters.value_only()
         proposal = self.proposal_at(plain.theta, *plain.args)
-        here = without_tangents(State(state.x, state.memory))
+        here = without_tangents(State(state.x, state.cache))
 
         def led(value):
             return self._accepted(plain, here, proposals.choose(proposal, state.x, value), noise)
@@ -324,7 +324,7 @@ class MetropolisHastings(Update):
 
     def _log_ratio(self, parameters: Parameters, state: State, x_new: Value) -> tuple[State, Value]:
         """The proposed state, and `log r = log g(x') − log g(x) + log q(x|x') − log q(x'|x)`."""
-        here = state.memory
+        here = state.cache
         if not self.cached:
             here = parameters.evaluate(self.density, state.value)
         there = parameters.evaluate(self.density, x_new)
