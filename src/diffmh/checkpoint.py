@@ -42,7 +42,7 @@ class Checkpoint(eqx.Module):
     """
 
     directory: str = eqx.field(converter=lambda path: os.fspath(path))
-    seconds: float = 60.0
+    seconds: float | int = 60.0
 
     def __check_init__(self):
         if not self.seconds >= 0:

@@ -38,11 +38,11 @@ class Until(eqx.Module):
     (True, True)
     """
 
-    relative: float | None = None
-    absolute: float | None = None
+    relative: float | int | None = None
+    absolute: float | int | None = None
     level: float = 0.95
-    max_steps: float | None = None
-    max_seconds: float | None = None
+    max_steps: float | int | None = None
+    max_seconds: float | int | None = None
 
     def __check_init__(self):
         if self.relative is None and self.absolute is None:
