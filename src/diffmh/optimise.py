@@ -71,7 +71,7 @@ def optimise(
     optimizer: Any,
     num_iterations: Checked[int],
     maximise: bool = False,
-    average_from: float = 0.5,
+    average_from: float | int = 0.5,
     progress: bool | Callable[[range], Iterable[int]] | None = None,
     checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
     name: str = "optimise",

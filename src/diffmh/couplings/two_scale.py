@@ -36,7 +36,7 @@ class TwoScale(NoiseCoupling):
         self,
         far: Checked[NoiseCoupling],
         near: Checked[NoiseCoupling] | None = None,
-        distance: float = 1.0,
+        distance: Checked[float] = 1.0,
     ):
         where = "TwoScale(far, near, distance)"
         self.far = _validate.instance(far, NoiseCoupling, where, "far")

@@ -13,7 +13,7 @@ def log_density(theta: float | Float[Array, ""], x: Float[Array, ""]) -> Float[A
     return -0.5 * (x - theta) ** 2
 
 
-def sampler(scale: float = 2.38) -> MetropolisHastings:
+def sampler(scale: float | int = 2.38) -> MetropolisHastings:
     """Random-walk Metropolis with steps of standard deviation `scale`, coupled by maximal
     reflection.
 

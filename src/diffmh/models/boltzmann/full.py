@@ -42,7 +42,7 @@ class Full(eqx.Module):
         return Full(jnp.zeros(count), jnp.zeros(count * (count - 1) // 2))
 
     @staticmethod
-    def random(key: Key[Array, ""], num_spins: int, scale: float = 1.0) -> Full:
+    def random(key: Key[Array, ""], num_spins: int, scale: float | int = 1.0) -> Full:
         """Fields of standard deviation `scale`, couplings of `scale/√n`."""
         zeros = Full.zeros(num_spins)
         key_fields, key_couplings = jax.random.split(key)

@@ -44,7 +44,10 @@ class Restricted(eqx.Module):
 
     @staticmethod
     def random(
-        key: Key[Array, ""], num_visible: Checked[int], num_hidden: Checked[int], scale: float = 0.1
+        key: Key[Array, ""],
+        num_visible: Checked[int],
+        num_hidden: Checked[int],
+        scale: float | int = 0.1,
     ) -> Restricted:
         """Couplings of standard deviation `scale`, and no fields."""
         shape = (

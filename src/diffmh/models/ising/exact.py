@@ -66,7 +66,7 @@ class Exact(NamedTuple):
     heat_capacity_slope: float
 
 
-def exact(size: Checked[int], temperature: float, interaction: float = 1.0) -> Exact:
+def exact(size: Checked[int], temperature: float | int, interaction: float | int = 1.0) -> Exact:
     """Exact averages at equilibrium without field, by Kaufman's formula in double precision.
 
     Refused: a temperature or an interaction that is not positive, for which it does not hold.
@@ -126,7 +126,7 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     )
 
 
-def peak(size: int, interaction: float = 1.0) -> float:
+def peak(size: int, interaction: float | int = 1.0) -> float:
     """The temperature at which the heat capacity of the L×L lattice is greatest, by bisection of
     `dC/dT` (Kaufman).
 
@@ -146,6 +146,6 @@ def peak(size: int, interaction: float = 1.0) -> float:
     return 0.5 * (low + high)
 
 
-def _positive(value: float, name: str) -> None:
+def _positive(value: float | int, name: str) -> None:
     if not 0 < float(value) < np.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
