@@ -68,7 +68,7 @@ class _Trial(eqx.Module):
         if not self.p_values:
             return Finding(self.promise, True, "not tried: nothing to compare with")
         least = min(self.p_values)
-        kept = least * num_tests > _FALSE_ALARM
+        kept = bool(least * num_tests > _FALSE_ALARM)
         tried = f"least p-value of {len(self.p_values)} tests {least:.2g}"
         return Finding(self.promise, kept, tried if kept else f"{tried}: {self.meaning}")
 

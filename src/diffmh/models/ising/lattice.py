@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, ArrayLike, Float, Int, Num
 
 from ... import _validate
 from ..._validate import Checked
@@ -56,7 +56,7 @@ class Spins(eqx.Module):
 State = Spins | Num[Array, "L L"]
 
 
-def spins(lattice: Int[Array, "L L"]) -> Spins:
+def spins(lattice: Checked[Int[ArrayLike, "L L"]]) -> Spins:
     """A lattice of even L by colour."""
     lattice = jnp.asarray(lattice)
     size = lattice.shape[0]
