@@ -95,7 +95,7 @@ def plain(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def restored(leaves: Sequence[np.ndarray], like: PyTree) -> PyTree:
+def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
     """Saved leaves in the form of `like`: a tree of arrays, or of their shapes."""
     forms, structure = jax.tree.flatten(like)
 

@@ -81,7 +81,7 @@ def sensitivity(
     *,
     draws: Any = None,
     kernel: Callable[[Callable[..., Array]], Kernel] | None = None,
-    level: float = 0.95,
+    level: Checked[float] = 0.95,
     **options: Any,
 ) -> Sensitivity:
     """The derivatives of posterior quantities `E[f(theta, sites)]` by every hyperparameter, each

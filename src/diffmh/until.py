@@ -40,7 +40,7 @@ class Until(eqx.Module):
 
     relative: float | int | None = None
     absolute: float | int | None = None
-    level: float = 0.95
+    level: Checked[float] = 0.95
     max_steps: float | int | None = None
     max_seconds: float | int | None = None
 

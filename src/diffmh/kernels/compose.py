@@ -178,7 +178,11 @@ class Mixture(Kernel):
     kernels: tuple[Kernel, ...]
     probabilities: Float[Array, "n"]
 
-    def __init__(self, *kernels: Any, probabilities: Sequence[float] | Array | None = None):
+    def __init__(
+        self,
+        *kernels: Any,
+        probabilities: Checked[Sequence[float] | Array] | None = None,
+    ):
         if kernels and probabilities is None and not isinstance(kernels[-1], Kernel):
             kernels, probabilities = kernels[:-1], kernels[-1]
         if not kernels:

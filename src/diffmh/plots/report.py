@@ -27,7 +27,9 @@ class Line(NamedTuple):
     chains: np.ndarray | None
 
 
-def report(report: Checked[Report], *, level: float = 0.95, most: Checked[int] = 24) -> Figure:
+def report(
+    report: Checked[Report], *, level: Checked[float] = 0.95, most: Checked[int] = 24
+) -> Figure:
     """Every entry of the value (left) and of the gradient (right) with its interval.
 
     Intervals are those of `report.interval(level)`. Each chain's own estimate is a faint dot
