@@ -20,8 +20,8 @@ import numpy as np
 import diffmh
 from diffmh import course
 from diffmh.bar import Bar
+from diffmh.loop import Loop
 from diffmh.models import gaussian, mixture
-from diffmh.simulation import Loop
 
 compiled = sys.modules["diffmh._compiled"]
 KEY = jax.random.key(0)

@@ -22,7 +22,7 @@ LAYERS = (
     ("kernel", "kernels"),
     ("alternatives", "controls", "estimators"),
     ("bar", "checkpoint", "course"),
-    ("counts", "method", "simulation"),
+    ("counts", "method", "simulation", "chain", "loop", "running"),
     ("agreement", "findings", "report", "until"),
     ("comparison", "expectation", "compose"),
     ("trace", "check", "compare", "optimise", "sample", "draws", "adapt", "tune"),

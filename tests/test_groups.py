@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diffmh
-from diffmh import simulation
+from diffmh import loop
 
 KEY = jax.random.key(5)
 
@@ -30,7 +30,7 @@ def chains_of(mean, theta):
 
 @pytest.fixture
 def without_groups(monkeypatch):
-    return lambda: monkeypatch.setattr(simulation, "_MOST_GROUP_BYTES", 0)
+    return lambda: monkeypatch.setattr(loop, "_MOST_GROUP_BYTES", 0)
 
 
 @pytest.mark.optimised
@@ -71,4 +71,4 @@ def test_a_report_and_draws_by_groups(without_groups):
 )  # fmt: skip
 def test_how_many_groups(num_chains, start, groups):
     mean = mean_of(normal, start, num_chains=num_chains)
-    assert simulation.Loop(mean.simulation, 0.5, KEY, (), True).num_groups == groups
+    assert loop.Loop(mean.simulation, 0.5, KEY, (), True).num_groups == groups

@@ -19,9 +19,10 @@ from ._continuity import Jump, moving_jumps
 from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import NotDifferentiable
+from .chain import Stepper
 from .kernel import Kernel, moves_with_theta
 from .parameters import jacobian
-from .simulation import Loop, Simulation, flatten
+from .simulation import Simulation, flatten
 
 # Of random starts so many are looked at one by one.
 _LOOKED_AT = 64
@@ -245,6 +246,6 @@ def _closes_over_tracers(simulation, theta, key, args) -> bool:
 
     def probe(theta, key, arrays):
         args = eqx.combine(arrays, static)
-        return Loop(simulation.plain(), theta, key, args, differentiate=False).first_value()
+        return Stepper(simulation.plain(), theta, key, args, differentiate=False).first_value()
 
     return compat.closes_over_tracers(probe, theta, key, arrays)

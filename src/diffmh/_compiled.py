@@ -17,19 +17,9 @@ from .checkpoint import fingerprint, lowered
 from .counts import Watch
 from .course import Course, Round, round_key
 from .intervals import Stretches
-from .simulation import (
-    Loop,
-    Observed,
-    Outcome,
-    Progress,
-    Simulation,
-    advance,
-    at_home,
-    joined,
-    pulled,
-    pushed,
-    run,
-)
+from .loop import Loop, Progress
+from .running import advance, at_home, pulled, pushed, run
+from .simulation import Observed, Outcome, Simulation, joined
 
 
 @eqx.filter_jit

@@ -18,13 +18,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Key, PyTree
 
+from ._validate import Checked
+
 AXIS = "chains"
 
 # What stands in the errors of a collective whose other end is gone.
 _SILENCE = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "Connection")
 
 
-def check_mesh(mesh: Mesh, where: str = "expectation(mesh=...)") -> Mesh:
+def check_mesh(mesh: Checked[Mesh], where: str = "expectation(mesh=...)") -> Mesh:
     """The mesh, if it is one with an axis `chains`."""
     if not isinstance(mesh, Mesh):
         raise TypeError(
@@ -37,7 +39,9 @@ def check_mesh(mesh: Mesh, where: str = "expectation(mesh=...)") -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names)
 
 
-def check_shares(mesh: Mesh, num_chains: int, where: str = "expectation(mesh=...)") -> Mesh:
+def check_shares(
+    mesh: Checked[Mesh], num_chains: int, where: str = "expectation(mesh=...)"
+) -> Mesh:
     """The mesh, if the chains can be shared out evenly over its axis `chains`."""
     mesh = check_mesh(mesh, where)
     num_shards = mesh.shape[AXIS]

@@ -5,13 +5,26 @@ do.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ._lowering.compat import Tracer
+
+T = TypeVar("T")
+
+# `Checked[T]`: a `T` is wanted, and the function that takes it refuses all else in words of its
+# own. For readers and for static checkers it is a `T`; where annotations are run, in tests, it lets
+# anything in, so that those words are what is seen.
+if TYPE_CHECKING:
+    Checked: TypeAlias = Annotated[T, "refused in words"]
+else:
+
+    class Checked:
+        def __class_getitem__(cls, wanted):
+            return Any
 
 
 class NotDifferentiable(TypeError):

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _trees, _validate
+from ._validate import Checked
 from .decisions import Acceptance, accept_probability
 from .kernel import Kernel, Update
 from .kernels import Hamiltonian, Langevin, MetropolisHastings
@@ -95,13 +96,13 @@ class _Progress(eqx.Module):
 
 
 def adapt(
-    kernel: Kernel,
+    kernel: Checked[Kernel],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
-    num_steps: int = 1_200,
-    num_chains: int = 16,
+    num_steps: Checked[int] = 1_200,
+    num_chains: Checked[int] = 16,
 ) -> Kernel:
     """The kernel with step size and scales that suit the target: the step by the acceptance rate
     (Robbins and Monro), the scales by the samples' covariance, both in a warm-up and then frozen.

@@ -222,4 +222,4 @@ def remember(past: Value, x: Value) -> Value:
 
 def _plain(state: State) -> State:
     """A state without tangents."""
-    return without_tangents(State(state.x, state.memory))
+    return without_tangents(State(state.x, state.cache))

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Key, PyTree
 
 from . import _admission, _trees, _trials, _validate
+from ._validate import Checked
 from .estimators import StochasticDerivative
 from .kernel import Kernel
 from .kernels import MetropolisHastings
@@ -67,12 +68,14 @@ class _Trial(eqx.Module):
         if not self.p_values:
             return Finding(self.promise, True, "not tried: nothing to compare with")
         least = min(self.p_values)
-        kept = least * num_tests > _FALSE_ALARM
+        kept = bool(least * num_tests > _FALSE_ALARM)
         tried = f"least p-value of {len(self.p_values)} tests {least:.2g}"
         return Finding(self.promise, kept, tried if kept else f"{tried}: {self.meaning}")
 
 
-def check(kernel: Kernel, theta: PyTree, key: Key[Array, ""], *args: Any, init: PyTree) -> Findings:
+def check(
+    kernel: Checked[Kernel], theta: PyTree, key: Checked[Key[Array, ""]], *args: Any, init: PyTree
+) -> Findings:
     """Tries what a kernel's density, proposal and coupling promise, at states that a short run
     visits, and names what is wrong.
 

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._sharding import Hosts
+from ._validate import Checked
 
 # The newest is what a run goes on from; the one before it is for a disk that lied.
 _KEPT = 2
@@ -41,14 +42,14 @@ class Checkpoint(eqx.Module):
     """
 
     directory: str = eqx.field(converter=lambda path: os.fspath(path))
-    seconds: float = 60.0
+    seconds: float | int = 60.0
 
     def __check_init__(self):
         if not self.seconds >= 0:
             raise ValueError(f"`Checkpoint(seconds=...)` must be at least 0, got {self.seconds}.")
 
 
-def checkpoint_of(given: Checkpoint | str | os.PathLike | None) -> Checkpoint | None:
+def checkpoint_of(given: Checked[Checkpoint | str | os.PathLike] | None) -> Checkpoint | None:
     """What a user gives as `checkpoint=...`."""
     if given is None or isinstance(given, Checkpoint):
         return given
@@ -94,7 +95,7 @@ def plain(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def restored(leaves: Sequence[np.ndarray], like: PyTree) -> PyTree:
+def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
     """Saved leaves in the form of `like`: a tree of arrays, or of their shapes."""
     forms, structure = jax.tree.flatten(like)
 

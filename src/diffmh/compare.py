@@ -7,12 +7,13 @@ from typing import Any
 from jaxtyping import Array, Key, PyTree
 
 from . import _validate
+from ._validate import Checked
 from .comparison import Comparison
 from .expectation import Differentiable
 
 
 def compare(
-    expectation: Differentiable, theta: PyTree, key: Key[Array, ""], *args: Any
+    expectation: Checked[Differentiable], theta: PyTree, key: Checked[Key[Array, ""]], *args: Any
 ) -> Comparison:
     """Runs every estimator that applies on the same chains, and says which costs least.
 

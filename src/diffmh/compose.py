@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from . import _validate
 from ._admission import Unflatten
+from ._validate import Checked
 from .expectation import Differentiable
 from .report import RunChains
 from .simulation import flatten
@@ -118,7 +119,9 @@ def _backward(flat: Callable[..., Array], theta: PyTree, means: tuple, runs: lis
     return value, jax.lax.map(row, basis).T.reshape(-1, *value.shape)
 
 
-def compose(phi: Callable[..., PyTree], *expectations: Differentiable) -> Composition:
+def compose(
+    phi: Checked[Callable[..., PyTree]], *expectations: Checked[Differentiable]
+) -> Composition:
     """`φ(θ, m_1(θ), ...)` of expectations, with value and gradient free of the plug-in bias to
     order `1/C²`.
 

@@ -30,6 +30,7 @@ class Decision(eqx.Module):
     weights that `flip_weight` returns.
     """
 
+    # Where it is defined the shape is left to the field: `equinox.tree_at` sends markers through.
     @property
     @abstractmethod
     def outcome(self) -> Array:
@@ -103,7 +104,7 @@ class Acceptance(Decision):
         return Acceptance(accepted, log_ratio, proposal_score)
 
     @property
-    def outcome(self) -> Bool[Array, "*D"]:
+    def outcome(self):
         return self.accepted
 
     @property
@@ -206,7 +207,7 @@ class Bernoulli(Decision):
         return Bernoulli(uniform < jax.nn.sigmoid(log_odds.primal), log_odds)
 
     @property
-    def outcome(self) -> Bool[Array, "*D"]:
+    def outcome(self):
         return self.drawn
 
     @property
@@ -264,7 +265,7 @@ class Categorical(Decision):
         return Categorical(jnp.sum(below, axis=0), logits)
 
     @property
-    def outcome(self) -> Int[Array, "*D"]:
+    def outcome(self):
         return self.drawn
 
     @property

@@ -18,6 +18,7 @@ from . import _trees, _validate
 from ._admission import Unflatten
 from ._differentiable import not_differentiable
 from ._lowering import compat
+from ._validate import Checked
 from .report import Report, RunChains, report
 from .simulation import flatten
 
@@ -63,11 +64,11 @@ class FromDraws(eqx.Module):
 
 
 def from_draws(
-    f: Callable[..., PyTree],
-    log_density: Callable[..., Array],
+    f: Checked[Callable[..., PyTree]],
+    log_density: Checked[Callable[..., Array]],
     draws: Any,
     *,
-    state: Callable[[PyTree], PyTree] | None = None,
+    state: Checked[Callable[[PyTree], PyTree]] | None = None,
 ) -> FromDraws:
     """Value and derivative of a posterior expectation from draws that are there already: of NUTS in
     NumPyro, Stan or PyMC, or of `diffmh.sample`.

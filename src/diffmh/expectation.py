@@ -21,6 +21,7 @@ from jaxtyping import Array, Key, PyTree
 from . import _admission, _compiled, _trees, _validate
 from ._differentiable import differentiable, not_differentiable
 from ._sharding import Hosts, check_shares
+from ._validate import Checked
 from .bar import Bar
 from .checkpoint import Checkpoint, Store, checkpoint_of
 from .comparison import Comparison, candidates, compared, measure
@@ -50,14 +51,18 @@ class Differentiable(ABC):
         """The devices that share the chains, if several do."""
         return None
 
-    def __call__(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
+    def __call__(
+        self, theta: PyTree, key: Checked[Key[Array, ""]] | None = None, *args: Any
+    ) -> PyTree:
         """The value, averaged over chains. `jit`, `grad`, `jvp`, `vmap` and their nestings
         apply.
         """
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.per_chain(theta, key, *args))
 
     @abstractmethod
-    def per_chain(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> PyTree:
+    def per_chain(
+        self, theta: PyTree, key: Checked[Key[Array, ""]] | None = None, *args: Any
+    ) -> PyTree:
         """The value of each chain along a leading axis, differentiable like the value, which is
         their mean.
         """
@@ -66,7 +71,7 @@ class Differentiable(ABC):
     def run_chains(
         self,
         theta: PyTree,
-        key: Key[Array, ""] | None = None,
+        key: Checked[Key[Array, ""]] | None = None,
         *args: Any,
         course: Course | None = None,
     ) -> RunChains:
@@ -91,7 +96,9 @@ class Differentiable(ABC):
             f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
         )
 
-    def compare(self, theta: PyTree, key: Key[Array, ""] | None = None, *args: Any) -> Comparison:
+    def compare(
+        self, theta: PyTree, key: Checked[Key[Array, ""]] | None = None, *args: Any
+    ) -> Comparison:
         """What `diffmh.compare` returns."""
         theta = _trees.strong(_validate.theta(theta))
         if self.num_chains < 2:
@@ -108,11 +115,11 @@ class Differentiable(ABC):
     def run(
         self,
         theta: PyTree,
-        key: Key[Array, ""] | None = None,
+        key: Checked[Key[Array, ""]] | None = None,
         *args: Any,
         progress: bool = False,
-        until: float | Until | None = None,
-        checkpoint: Checkpoint | str | os.PathLike | None = None,
+        until: Checked[float | Until] | None = None,
+        checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
         compare: bool = False,
     ) -> Report:
         """Value and gradient, each with its standard error over the chains, and diagnostics.
@@ -293,16 +300,16 @@ class Expectation(Differentiable):
 
 
 def expectation(
-    f: Callable[..., PyTree],
-    kernel: Kernel,
+    f: Checked[Callable[..., PyTree]],
+    kernel: Checked[Kernel],
     *,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
-    num_samples: int,
-    burn_in: int = 0,
-    num_chains: int = 16,
-    lag: int = 0,
-    estimator: Estimator | None = None,
-    mesh: Mesh | None = None,
+    num_samples: Checked[int],
+    burn_in: Checked[int] = 0,
+    num_chains: Checked[int] = 16,
+    lag: Checked[int] = 0,
+    estimator: Checked[Estimator] | None = None,
+    mesh: Checked[Mesh] | None = None,
 ) -> Expectation:
     """The expectation of `f` under a kernel's chain, as a function `(theta, key, *args)` that JAX
     differentiates without bias.

@@ -22,6 +22,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+# NumPy makes numbers of arrays without axes.
+Numbers = Float[np.ndarray | np.floating, "..."]
+
 
 class Stretches(eqx.Module):
     """Averages of f and of the derivative over successive parts of each chain, and their lengths
@@ -82,12 +85,12 @@ def _standardised(deviations: Float[np.ndarray, "... n"]) -> Shape:
 
 
 def ends(
-    mean: Float[np.ndarray, "..."],
-    error: Float[np.ndarray, "..."],
+    mean: Numbers,
+    error: Numbers,
     shape: Shape,
     num_chains: int,
     level: float,
-) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+) -> tuple[Numbers, Numbers]:
     """The two ends of the interval that holds the truth with probability `level`."""
     reach = quantile(shape, num_chains, level)
     centre = shape.skewness / (6 * math.sqrt(num_chains))
@@ -102,7 +105,7 @@ def ends(
     return mean - error * student(reach), mean - error * student(-reach)
 
 
-def quantile(shape: Shape, num_chains: int, level: float) -> Float[np.ndarray, "..."]:
+def quantile(shape: Shape, num_chains: int, level: float) -> Numbers:
     """Student's, with the degrees of freedom that an error over chains of this shape has."""
     from scipy.special import stdtrit
 

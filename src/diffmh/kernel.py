@@ -32,7 +32,7 @@ class State(eqx.Module):
     """
 
     x: PyTree
-    memory: PyTree = None
+    cache: PyTree = None
     tangent: PyTree = None
 
     @property
@@ -156,7 +156,7 @@ class Update(Kernel):
         return None
 
     @property
-    def flip_odds(self) -> Callable[..., Float[Array, ""]] | None:
+    def flip_odds(self) -> Callable[..., float | Float[Array, ""]] | None:
         """`odds(theta, x, y, *args)`: the log odds of `y`, to which a flipped decision has led,
         against `x`, to which the step led, up to what does not depend on θ. For an accept of a
         proposal without parameters and for Gibbs draws it is `log g(y) − log g(x)`
@@ -308,9 +308,9 @@ class DensityOdds(eqx.Module):
     6.0
     """
 
-    density: Callable[..., Float[Array, ""]]
+    density: Callable[..., float | Float[Array, ""]]
 
-    def __call__(self, theta: PyTree, x: PyTree, y: PyTree, *args: Any) -> Float[Array, ""]:
+    def __call__(self, theta: PyTree, x: PyTree, y: PyTree, *args: Any) -> float | Float[Array, ""]:
         return self.density(theta, y, *args) - self.density(theta, x, *args)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _display, _trees, _validate
+from ._validate import Checked
 from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .expectation import Differentiable
 
@@ -63,16 +64,16 @@ class _Evaluation(eqx.Module):
 
 
 def optimise(
-    objective: Callable[..., Array],
+    objective: Checked[Callable[..., Array]],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     optimizer: Any,
-    num_iterations: int,
+    num_iterations: Checked[int],
     maximise: bool = False,
-    average_from: float = 0.5,
+    average_from: float | int = 0.5,
     progress: bool | Callable[[range], Iterable[int]] | None = None,
-    checkpoint: Checkpoint | str | os.PathLike | None = None,
+    checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
     name: str = "optimise",
 ) -> Ascent:
     """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from . import _display
 from ._continuity import Jump
 from ._display import number_with_error
+from ._validate import Checked
 from .findings import Finding, cannot_be_right, find
 from .intervals import Shape, ends, shape
 from .simulation import Outcome
@@ -83,7 +84,7 @@ class Report(eqx.Module):
     gradient_shape: Shape | None = None
     comparison: Any = None
 
-    def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
+    def interval(self, level: Checked[float] = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
         axis of two ends.
 

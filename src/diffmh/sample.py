@@ -22,12 +22,16 @@ from . import _admission, _validate
 from ._lowering.chains import over_chains
 from ._lowering.manual import varying
 from ._sharding import Hosts, check_shares
+from ._validate import Checked
 from .bar import Bar
+from .chain import Chain
 from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
 from .decisions import acceptances
 from .estimators import ValueOnly
 from .kernel import Kernel
-from .simulation import Chain, Loop, Simulation, at_home, nothing, shared_out
+from .loop import Loop
+from .running import at_home, shared_out
+from .simulation import Simulation, nothing
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -49,19 +53,19 @@ class Rows(eqx.Module):
 
 
 def sample(
-    kernel: Kernel,
+    kernel: Checked[Kernel],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
-    num_samples: int,
-    num_chains: int = 16,
-    burn_in: int = 0,
-    thin: int = 1,
-    block_size: int | None = None,
+    num_samples: Checked[int],
+    num_chains: Checked[int] = 16,
+    burn_in: Checked[int] = 0,
+    thin: Checked[int] = 1,
+    block_size: Checked[int] | None = None,
     progress: bool = False,
-    checkpoint: Checkpoint | str | os.PathLike | None = None,
-    mesh: Mesh | None = None,
+    checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
+    mesh: Checked[Mesh] | None = None,
 ) -> DataTree:
     """The states of a kernel's chains, as an ArviZ `DataTree` with `posterior` and `sample_stats`.
 
@@ -146,7 +150,7 @@ class Walk(eqx.Module):
     def forms(self) -> list[tuple[tuple[int, ...], Any]]:
         """Shape and type of each array of draws: the state's leaves, acceptance rate and lp."""
         count = (self.simulation.num_chains, self.num_draws)
-        leaves = jax.tree.leaves(self.loop.one)
+        leaves = jax.tree.leaves(self.loop.stepper.one)
         real = jnp.zeros(()).dtype
         return [*(((*count, *leaf.shape), leaf.dtype) for leaf in leaves), *[(count, real)] * 2]
 
@@ -201,7 +205,7 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
 
 @varying
 def _advance_share(loop: Loop, chains: Chain, first, last, *, thin: int, num_blocks: int):
-    simulation = loop.simulation
+    simulation, stepper = loop.simulation, loop.stepper
     chains = jax.lax.cond(first == 0, lambda _: loop.start().chains, lambda chains: chains, chains)
     # A window of `thin` steps may be cut at both ends; what is before the samples goes to the last.
     size = num_blocks * loop.block_steps // thin + 2
@@ -212,14 +216,14 @@ def _advance_share(loop: Loop, chains: Chain, first, last, *, thin: int, num_blo
     offset = jnp.maximum(first * loop.block_steps - simulation.burn_in, 0) // thin
 
     def block(index, carry):
-        parameters = loop.parameters(jax.random.fold_in(loop.key, index))
+        parameters = stepper.parameters(jax.random.fold_in(loop.key, index))
         noise = loop.block_noise(index)
         begin = index * loop.block_steps
         end = jnp.minimum(begin + loop.block_steps, simulation.num_steps)
 
         def one(chain, noise):
             nothing = (jnp.zeros((), int), jnp.zeros((), int))
-            return loop.step(parameters, chain, noise, nothing, _note)
+            return stepper.step(parameters, chain, noise, nothing, _note)
 
         def step(i, carry):
             chains, rows = carry
@@ -416,7 +420,7 @@ def _data_tree(walk: Walk, arrays: Sequence[np.ndarray]) -> DataTree:
             name="arviz_base",
         ) from None
     *states, rate, lp = arrays
-    posterior = dict(zip(names(walk.loop.one), states, strict=True))
+    posterior = dict(zip(names(walk.loop.stepper.one), states, strict=True))
     groups = {"posterior": posterior, "sample_stats": {"acceptance_rate": rate, "lp": lp}}
     tree = arviz_base.from_dict(groups, check_conventions=False)
     for group in groups:

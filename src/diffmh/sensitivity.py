@@ -15,6 +15,7 @@ from jaxtyping import Array, Key, PyTree
 
 from . import _validate
 from ._display import aligned
+from ._validate import Checked
 from .adapters import Posterior
 from .draws import from_draws
 from .estimators import Covariance
@@ -74,13 +75,13 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def sensitivity(
-    posterior: Posterior,
+    posterior: Checked[Posterior],
     f: Callable[[dict, dict], PyTree],
-    key: Key[Array, ""] | None = None,
+    key: Checked[Key[Array, ""]] | None = None,
     *,
     draws: Any = None,
     kernel: Callable[[Callable[..., Array]], Kernel] | None = None,
-    level: float = 0.95,
+    level: Checked[float] = 0.95,
     **options: Any,
 ) -> Sensitivity:
     """The derivatives of posterior quantities `E[f(theta, sites)]` by every hyperparameter, each

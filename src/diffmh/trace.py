@@ -13,10 +13,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from . import _admission, _display, _validate
+from ._validate import Checked
+from .chain import Chain
 from .decisions import Acceptance
 from .estimators import StochasticDerivative
 from .kernel import Kernel
-from .simulation import Chain, Loop, Simulation, nothing
+from .loop import Loop
+from .simulation import Simulation, nothing
 
 
 class Trace(eqx.Module):
@@ -75,13 +78,13 @@ class _Record(eqx.Module):
 
 
 def trace(
-    kernel: Kernel,
+    kernel: Checked[Kernel],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree,
-    num_steps: int,
-    estimator: StochasticDerivative | None = None,
+    num_steps: Checked[int],
+    estimator: Checked[StochasticDerivative] | None = None,
 ) -> Trace:
     """Follows one chain for `num_steps` steps and keeps everything: the path, the alternatives,
     their weights, births, recouplings.
@@ -115,6 +118,7 @@ def trace(
 def _follow(simulation: Simulation, theta, key, args) -> Trace:
     _admission.check_densities(simulation, theta, key, args)
     loop = Loop(simulation, theta, key, args, True)
+    stepper = loop.stepper
     _, unravel = ravel_pytree(theta)
     assert isinstance(simulation.estimator, StochasticDerivative)
     num_slots = simulation.estimator.alternatives
@@ -127,10 +131,11 @@ def _follow(simulation: Simulation, theta, key, args) -> Trace:
     only = functools.partial(jax.tree.map, lambda leaf: leaf[..., 0])
 
     def block(chain, index):
-        parameters, noise = loop.parameters(jax.random.fold_in(key, index)), loop.block_noise(index)
+        parameters = stepper.parameters(jax.random.fold_in(key, index))
+        noise = loop.block_noise(index)
 
         def step(chain: Chain, noise):
-            chain, record = loop.step(parameters, chain, noise, quiet, _Record.note)
+            chain, record = stepper.step(parameters, chain, noise, quiet, _Record.note)
             slots = chain.memory
             weight = jax.vmap(unravel)(slots.weight)
             return chain, (chain.state.x, slots.state.x, weight, record, slots.alive)

@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _validate
+from ._validate import Checked
 from .compose import compose
 from .expectation import expectation
 from .kernel import Kernel
@@ -17,17 +18,17 @@ from .optimise import Ascent, optimise
 
 
 def tune(
-    kernel: Kernel,
+    kernel: Checked[Kernel],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
     objective: Callable[..., Array] | None = None,
-    lag: int = 1,
-    num_samples: int = 500,
-    burn_in: int = 50,
-    num_chains: int = 64,
-    num_iterations: int = 300,
+    lag: Checked[int] = 1,
+    num_samples: Checked[int] = 500,
+    burn_in: Checked[int] = 50,
+    num_chains: Checked[int] = 64,
+    num_iterations: Checked[int] = 300,
     optimizer: Any = None,
     progress: bool | None = None,
 ) -> Ascent:

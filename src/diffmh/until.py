@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from ._validate import Checked
 from .report import Report
 
 # Fewer chains than that don't know their own spread: a run that stops when its error looks small
@@ -38,11 +38,11 @@ class Until(eqx.Module):
     (True, True)
     """
 
-    relative: float | None = None
-    absolute: float | None = None
-    level: float = 0.95
-    max_steps: float | None = None
-    max_seconds: float | None = None
+    relative: float | int | None = None
+    absolute: float | int | None = None
+    level: Checked[float] = 0.95
+    max_steps: float | int | None = None
+    max_seconds: float | int | None = None
 
     def __check_init__(self):
         if self.relative is None and self.absolute is None:
@@ -64,7 +64,7 @@ class Until(eqx.Module):
         return " or ".join(words)
 
 
-def until_of(given: Any) -> Until | None:
+def until_of(given: Checked[float | Until] | None) -> Until | None:
     """What a user gives as `until=...`: a number is a relative error."""
     if given is None or isinstance(given, Until):
         return given

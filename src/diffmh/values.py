@@ -19,7 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from . import _trees
 from ._inversion import find
@@ -98,8 +98,8 @@ def drop(weight: Float[Array, "K P"], recoupled: Bool[Array, "K"]) -> Float[Arra
 
 
 def weighted(
-    weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Float[Array, "K *F"]
-) -> Float[Array, "P *F"]:
+    weight: Float[Array, "K P"], alive: Bool[Array, "K"], difference: Inexact[Array, "K *F"]
+) -> Inexact[Array, "P *F"]:
     """`Σ_k W_k ⊗ difference_k` over the living."""
     flat = jnp.where(alive[:, None], difference.reshape(difference.shape[0], -1), 0.0)
     # Term by term: as one sum over k, XLA for the CPU (jaxlib 0.10.2) gets it wrong for tens of

@@ -14,7 +14,7 @@ from oracles import derivative, finite_chain_mean, transition_matrix
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
-from diffmh import _trees, alternatives, simulation, values
+from diffmh import _trees, alternatives, loop, values
 from diffmh.decisions import accept_probability
 from diffmh.estimators import Births, readings, stochastic_derivative
 
@@ -198,11 +198,11 @@ def closed_with_the_next_birth(patch):
 
 
 def open_births_are_forgotten(patch):
-    patch(simulation.Loop, "_must_end", lambda self, index: index < 0)
+    patch(loop.Loop, "_must_end", lambda self, index: index < 0)
 
 
 def burn_in_is_summed_too(patch):
-    patch(simulation.Loop, "_shares", lambda self, watch, step: jnp.ones(1))
+    patch(loop.Loop, "_shares", lambda self, watch, step: jnp.ones(1))
 
 
 def forgets_that_f_depends_on_theta_by_births(patch):

@@ -153,14 +153,14 @@ def test_covariance_at_stationarity():
 
 
 def test_alternatives_carry_no_gradients():
-    """An alternative's memory has values only: a gradient there would be carried, selected and
+    """An alternative's cache has values only: a gradient there would be carried, selected and
     copied for nothing.
     """
     kernel = diffmh.MetropolisHastings(
         lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0)
     )
     state = kernel.start(Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True), jnp.array(0.0))
-    assert state.memory.tangent is not None and without_tangents(state).memory.tangent is None
+    assert state.cache.tangent is not None and without_tangents(state).cache.tangent is None
 
 
 def test_ising_sweep_is_stochastic():

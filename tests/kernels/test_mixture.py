@@ -1,4 +1,4 @@
-"""Mixture against exact transition matrices, and a memory that must not be shared."""
+"""Mixture against exact transition matrices, and a cache that must not be shared."""
 
 import equinox as eqx
 import jax
@@ -76,7 +76,7 @@ def test_mixture():
 
 
 def test_a_memory_that_is_shared_by_different_densities_is_caught(monkeypatch):
-    monkeypatch.setattr(compose, "sharing_memory", lambda kernels: kernels)
+    monkeypatch.setattr(compose, "sharing_cache", lambda kernels: kernels)
     density, other = (lambda *operands: log_density(*operands)), (lambda *operands: cold(*operands))
     walks = diffmh.Mixture(*mixture(density, other).kernels[:2], probabilities=(0.4, 0.6))
     problems = tables(100, 10)

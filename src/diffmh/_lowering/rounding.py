@@ -28,9 +28,9 @@ def never(key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Bool[Array, "..."
     return jax.random.normal(jax.random.clone(key), shape) > 1e30
 
 
-def settle(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
+def settle(tree: PyTree, never: Bool[Array, "..."]) -> PyTree:
     """`tree`, rounded here and now; values settled by different `never` share no computation
-    either.
+    either. It is one for all numbers, or one for each.
     """
 
     def through_bits(leaf):

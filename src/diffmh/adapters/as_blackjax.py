@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
+from ..chain import Chain, Stepper
 from ..decisions import acceptances
 from ..estimators import ValueOnly
 from ..kernel import Kernel
-from ..simulation import Chain, Loop, Simulation, nothing
+from ..simulation import Simulation, nothing
 from .posterior import extra
 
 
@@ -31,7 +33,7 @@ class KernelInfo(NamedTuple):
     acceptance_rate: Array
 
 
-def as_blackjax(kernel: Kernel, theta: PyTree, *args: Any) -> Any:
+def as_blackjax(kernel: Checked[Kernel], theta: PyTree, *args: Any) -> Any:
     """The kernel at these parameters as a BlackJAX `SamplingAlgorithm`: its loops and diagnostics
     run on it. It has `init(position) -> state` and `step(rng_key, state) -> (state, info)`.
 
@@ -50,20 +52,20 @@ def as_blackjax(kernel: Kernel, theta: PyTree, *args: Any) -> Any:
     _validate.instance(kernel, Kernel, "as_blackjax(kernel, theta)", "kernel")
     theta = _trees.strong(_validate.theta(theta))
 
-    def loop(key, position) -> Loop:
+    def stepper(key, position) -> Stepper:
         simulation = Simulation(kernel, position, nothing, ValueOnly(), 1, 0, 1)
-        return Loop(simulation, theta, key, args, differentiate=False)
+        return Stepper(simulation, theta, key, args, differentiate=False)
 
     def init(position: PyTree, rng_key: Array | None = None) -> KernelState:
         position = _trees.strong(_validate.state(position, "`init(position)`"))
-        return KernelState(position, loop(jax.random.key(0), position).first_chain())
+        return KernelState(position, stepper(jax.random.key(0), position).first())
 
     def step(rng_key: Array, state: KernelState) -> tuple[KernelState, KernelInfo]:
         key = rng_key
         if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(rng_key)
         none = (jnp.zeros((), int), jnp.zeros((), int))
-        here = loop(key, state.position)
+        here = stepper(key, state.position)
         chain, (decided, accepted) = here.single_step(state.chain, none, _note)
         return KernelState(chain.state.x, chain), KernelInfo(accepted / decided)
 

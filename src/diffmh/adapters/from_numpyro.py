@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .. import _validate
+from .._validate import Checked
 from .posterior import Posterior, Sites, checked_theta, extra
 
 
@@ -140,9 +141,9 @@ class _Start(eqx.Module):
 
 
 def from_numpyro(
-    model: Callable[..., Any],
+    model: Checked[Callable[..., Any]],
     *args: Any,
-    theta: dict[str, Any],
+    theta: Checked[dict[str, Any]],
     init_strategy: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Posterior:

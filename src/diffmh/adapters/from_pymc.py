@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from .._validate import Checked
 from .posterior import Posterior, Sites, checked_theta, extra
 
 
@@ -39,7 +40,7 @@ class _Start(eqx.Module):
         return self.point
 
 
-def from_pymc(model: Any, theta: dict[str, Any]) -> Posterior:
+def from_pymc(model: Any, theta: Checked[dict[str, Any]]) -> Posterior:
     """The posterior of a PyMC model as a function of its hyperparameters.
 
     `theta` gives hyperparameters by name: they are `pm.Data` of the model, of floats, and what

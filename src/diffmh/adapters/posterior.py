@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from ..expectation import Expectation, expectation
 from ..kernel import Kernel
 from ..kernels import Cycle, MetropolisHastings
@@ -82,7 +83,10 @@ class Posterior(eqx.Module):
         return OneLabel(count) if site.ndim else OtherState(count)
 
     def expectation(
-        self, f: Callable[[Sites, Sites], PyTree], kernel: Kernel | None = None, **options: Any
+        self,
+        f: Checked[Callable[[Sites, Sites], PyTree]],
+        kernel: Checked[Kernel] | None = None,
+        **options: Any,
     ) -> Expectation:
         """`diffmh.expectation` of `f(theta, sites)`, the sites as the model knows them. `kernel` is
         `self.kernel()` if left out, `init` the model's own; `options` are `diffmh.expectation`'s.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from ..proposals import GaussianProposal
 from .coupling import NoiseCoupling
 
@@ -18,7 +19,7 @@ class GradientCoupling(NoiseCoupling):
 
     gradient: Callable[[PyTree], PyTree]
 
-    def __init__(self, gradient: Callable[[PyTree], PyTree]):
+    def __init__(self, gradient: Checked[Callable[[PyTree], PyTree]]):
         self.gradient = _validate.function(
             gradient, f"{type(self).__name__}(gradient)", "gradient", "state -> its gradient"
         )

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate
 from .._inversion import index_from_uniform
+from .._validate import Checked
 from ..proposals import Proposal, move, proposal_noise
 from .coupling import NoiseCoupling
 
@@ -39,7 +40,7 @@ class NearlyMaximal(NoiseCoupling):
 
     num_candidates: int = eqx.field(static=True)
 
-    def __init__(self, num_candidates: int = 4):
+    def __init__(self, num_candidates: Checked[int] = 4):
         self.num_candidates = _validate.count(
             num_candidates, "NearlyMaximal(num_candidates=...)", least=1
         )

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 
 from .. import _trees, _validate
+from .._validate import Checked
 from ..proposals import GaussianProposal
 from .coupling import NoiseCoupling
 from .maximal_reflection import MaximalReflection
@@ -33,9 +34,9 @@ class TwoScale(NoiseCoupling):
 
     def __init__(
         self,
-        far: NoiseCoupling,
-        near: NoiseCoupling | None = None,
-        distance: float = 1.0,
+        far: Checked[NoiseCoupling],
+        near: Checked[NoiseCoupling] | None = None,
+        distance: Checked[float] = 1.0,
     ):
         where = "TwoScale(far, near, distance)"
         self.far = _validate.instance(far, NoiseCoupling, where, "far")

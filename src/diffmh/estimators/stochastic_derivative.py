@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .. import _validate, alternatives, controls
+from .._validate import Checked
 from ..alternatives import Alternatives, OwnNoise, Transition
 from ..controls import Averages, Controlled
 from ..decisions import Weights
@@ -58,9 +59,9 @@ class StochasticDerivative(Estimator):
 
     def __init__(
         self,
-        weights: Weights = "two-sided",
-        alternatives: int = 1,
-        control: Literal["f"] | Callable[..., PyTree] | None = None,
+        weights: Checked[Weights] = "two-sided",
+        alternatives: Checked[int] = 1,
+        control: Checked[Literal["f"] | Callable[..., PyTree]] | None = None,
         births: bool | None = None,
     ):
         if weights not in ("two-sided", "one-sided"):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _parts, _validate
 from .._inversion import index_from_uniform
+from .._validate import Checked
 from ..kernel import Kernel
 from ..proposals import On
 from .gibbs import Gibbs
@@ -37,12 +38,12 @@ class Cycle(Kernel):
 
     kernels: tuple[Kernel, ...]
 
-    def __init__(self, *kernels: Kernel):
+    def __init__(self, *kernels: Checked[Kernel]):
         if not kernels:
             raise ValueError("`Cycle(...)` needs at least one kernel, got none.")
         for kernel in kernels:
             _validate.instance(kernel, Kernel, "Cycle(...)", "kernel")
-        self.kernels = sharing_memory(kernels)
+        self.kernels = sharing_cache(kernels)
 
     def updates(self):
         return tuple(update for kernel in self.kernels for update in kernel.updates())
@@ -79,7 +80,7 @@ class Repeat(Kernel):
     kernel: Kernel
     num_steps: int = eqx.field(static=True)
 
-    def __init__(self, kernel: Kernel, num_steps: int):
+    def __init__(self, kernel: Checked[Kernel], num_steps: Checked[int]):
         self.kernel = _validate.instance(kernel, Kernel, "Repeat(...)", "kernel")
         self.num_steps = _validate.count(num_steps, "Repeat(num_steps=...)")
 
@@ -121,7 +122,9 @@ class Sweep(Kernel):
     kernel_at: Callable[[Int[Array, ""]], Kernel]
     num_sites: int = eqx.field(static=True)
 
-    def __init__(self, kernel_at: Callable[[Int[Array, ""]], Kernel], num_sites: int):
+    def __init__(
+        self, kernel_at: Checked[Callable[[Int[Array, ""]], Kernel]], num_sites: Checked[int]
+    ):
         name = "Sweep(kernel_at, num_sites)"
         self.kernel_at = _validate.function(kernel_at, name, "kernel_at", "site -> kernel")
         self.num_sites = _validate.count(num_sites, "Sweep(num_sites=...)")
@@ -175,14 +178,18 @@ class Mixture(Kernel):
     kernels: tuple[Kernel, ...]
     probabilities: Float[Array, "n"]
 
-    def __init__(self, *kernels: Any, probabilities: Sequence[float] | Array | None = None):
+    def __init__(
+        self,
+        *kernels: Any,
+        probabilities: Checked[Sequence[float] | Array] | None = None,
+    ):
         if kernels and probabilities is None and not isinstance(kernels[-1], Kernel):
             kernels, probabilities = kernels[:-1], kernels[-1]
         if not kernels:
             raise ValueError("`Mixture(...)` needs at least one kernel, got none.")
         for kernel in kernels:
             _validate.instance(kernel, Kernel, "Mixture(...)", "kernel")
-        self.kernels = sharing_memory(tuple(kernels))
+        self.kernels = sharing_cache(tuple(kernels))
         if probabilities is None:
             probabilities = [1 / len(kernels)] * len(kernels)
         self.probabilities = _checked_probabilities(probabilities, len(kernels))
@@ -232,7 +239,7 @@ def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:
     return probabilities
 
 
-def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+def sharing_cache(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """The kernels, which remember the same in a state, or nothing."""
     if _remember_alike(kernels):
         return kernels
@@ -240,8 +247,8 @@ def sharing_memory(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
 
 
 def _remember_alike(kernels: tuple[Kernel, ...]) -> bool:
-    memories = [update.remembers for kernel in kernels for update in kernel.updates()]
-    return all(memory is memories[0] for memory in memories)
+    cached = [update.remembers for kernel in kernels for update in kernel.updates()]
+    return all(one is cached[0] for one in cached)
 
 
 # Fewer kernels that move different parts are not made one loop: it compiles sooner and runs slower.

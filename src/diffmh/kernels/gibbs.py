@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import _parts, _trees, _validate
+from .._validate import Checked
 from ..couplings import CommonRandomNumbers, Coupling, Maximal
 from ..decisions import Bernoulli, Categorical
 from ..kernel import BlockUpdate, DensityOdds, State
@@ -53,10 +54,10 @@ class Gibbs(BlockUpdate):
 
     def __init__(
         self,
-        log_density: Callable[..., Float[Array, ""]],
-        where: Callable[[Any], Any],
-        num_values: int,
-        coupling: Coupling | None = None,
+        log_density: Checked[Callable[..., Float[Array, ""]]],
+        where: Checked[Callable[[Any], Any]],
+        num_values: Checked[int],
+        coupling: Checked[Coupling] | None = None,
     ):
         name = "Gibbs(log_density, where, num_values)"
         self.density = _validate.function(
@@ -192,9 +193,9 @@ class BlockGibbs(BlockUpdate):
 
     def __init__(
         self,
-        logits: Callable[..., Float[Array, "*D"]],
-        where: Callable[[Any], Any],
-        log_density: Callable[..., Float[Array, ""]],
+        logits: Checked[Callable[..., Float[Array, "*D"]]],
+        where: Checked[Callable[[Any], Any]],
+        log_density: Checked[Callable[..., Float[Array, ""]]],
         values: tuple[Any, Any] = (0, 1),
     ):
         name = "BlockGibbs(logits, where, log_density)"

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from ..decisions import Acceptance
 from ..kernel import State, Step, Update
 from ..parameters import Parameters
@@ -57,9 +58,9 @@ class Hamiltonian(Update):
 
     def __init__(
         self,
-        log_density: Callable[..., Float[Array, ""]],
+        log_density: Checked[Callable[..., Float[Array, ""]]],
         step: PyTree | Callable[[PyTree], PyTree],
-        num_steps: int,
+        num_steps: Checked[int],
     ):
         self.density = _validate.function(
             log_density,

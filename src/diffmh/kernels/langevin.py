@@ -10,6 +10,7 @@ import jax
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from ..couplings import Coupling
 from ..kernel import Kernel
 from ..proposals import GaussianProposal, checked_scale
@@ -75,7 +76,7 @@ class Langevin(Kernel):
 
     def __init__(
         self,
-        log_density: Callable[..., Float[Array, ""]],
+        log_density: Checked[Callable[..., Float[Array, ""]]],
         step: PyTree | Callable[[PyTree], PyTree],
         coupling: Coupling | None = None,
     ):

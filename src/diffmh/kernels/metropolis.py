@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate, couplings, proposals
+from .._validate import Checked
 from ..couplings import Coupling
 from ..decisions import Acceptance, Categorical, Decision, accept_probability
 from ..kernel import DensityOdds, State, Step, Update
@@ -104,9 +105,9 @@ class MetropolisHastings(Update):
 
     def __init__(
         self,
-        log_density: Callable[..., Float[Array, ""]],
-        proposal: Proposal | ProposalOf | Callable[[PyTree], Proposal],
-        coupling: Coupling | None = None,
+        log_density: Checked[Callable[..., Float[Array, ""]]],
+        proposal: Checked[Proposal | ProposalOf | Callable[[PyTree], Proposal]],
+        coupling: Checked[Coupling] | None = None,
         *,
         cached: bool = True,
     ):
@@ -231,7 +232,7 @@ class MetropolisHastings(Update):
                 lambda leaf: _trees.entry(leaf, candidate).astype(leaf.dtype), step.others
             )
         other = _trees.select(step.decisions[-1].outcome, step.before, step.proposed)
-        return without_tangents(State(other.x, other.memory))
+        return without_tangents(State(other.x, other.cache))
 
     def refuse_start(self, x):
         if isinstance(self.proposal, Proposal):
@@ -308,7 +309,7 @@ class MetropolisHastings(Update):
         """Where each choice would have led with the same uniform, choices leading."""
         plain = parameters.value_only()
         proposal = self.proposal_at(plain.theta, *plain.args)
-        here = without_tangents(State(state.x, state.memory))
+        here = without_tangents(State(state.x, state.cache))
 
         def led(value):
             return self._accepted(plain, here, proposals.choose(proposal, state.x, value), noise)
@@ -323,7 +324,7 @@ class MetropolisHastings(Update):
 
     def _log_ratio(self, parameters: Parameters, state: State, x_new: Value) -> tuple[State, Value]:
         """The proposed state, and `log r = log g(x') − log g(x) + log q(x|x') − log q(x'|x)`."""
-        here = state.memory
+        here = state.cache
         if not self.cached:
             here = parameters.evaluate(self.density, state.value)
         there = parameters.evaluate(self.density, x_new)

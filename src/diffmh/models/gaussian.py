@@ -8,12 +8,12 @@ from ..kernels import MetropolisHastings
 from ..proposals import GaussianWalk
 
 
-def log_density(theta: Float[Array, ""], x: Float[Array, ""]) -> Float[Array, ""]:
+def log_density(theta: float | Float[Array, ""], x: Float[Array, ""]) -> Float[Array, ""]:
     """`−(x − θ)²/2`."""
     return -0.5 * (x - theta) ** 2
 
 
-def sampler(scale: float = 2.38) -> MetropolisHastings:
+def sampler(scale: float | int = 2.38) -> MetropolisHastings:
     """Random-walk Metropolis with steps of standard deviation `scale`, coupled by maximal
     reflection.
 

@@ -13,7 +13,7 @@ MEANS = (-2.5, 2.0, 5.0)
 SCALE = 4.0
 
 
-def log_density(h: Float[Array, ""], j: Int[Array, ""]) -> Float[Array, ""]:
+def log_density(h: float | Float[Array, ""], j: Int[Array, ""]) -> Float[Array, ""]:
     """The posterior of component j given h under a uniform prior, unnormalised: `−((h −
     μ_j)/σ)²/2`.
     """
@@ -34,7 +34,7 @@ def sampler() -> MetropolisHastings:
     return MetropolisHastings(log_density, OtherState(len(MEANS)))
 
 
-def indicator(h: Float[Array, ""], j: Int[Array, ""]) -> Float[Array, "3"]:
+def indicator(h: float | Float[Array, ""], j: Int[Array, ""]) -> Float[Array, "3"]:
     """f whose expectation is the posterior."""
     return jax.nn.one_hot(j, len(MEANS))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _validate
+from .._validate import Checked
 from ..optimise import Ascent
 from . import style
 from .entries import Entry, entries, first
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 COLOURS = (style.BLUE, style.RED, style.GREEN, style.AMBER, style.VIOLET, style.GREY)
 
 
-def ascent(ascent: Ascent, *, most: int = 6) -> Figure:
+def ascent(ascent: Checked[Ascent], *, most: Checked[int] = 6) -> Figure:
     """The parameters, the objective and its gradient over the iterations, in three panels.
 
     Bands are one standard error over the chains, where the objective has chains. Dotted lines are

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from .. import _validate
+from .._validate import Checked
 from ..comparison import Comparison, Row
 from . import style
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def compare(comparison: Comparison, *, entry: int = 0) -> Figure:
+def compare(comparison: Checked[Comparison], *, entry: int = 0) -> Figure:
     """One entry of the gradient by each estimator with two standard errors (left), and their
     variance × time relative to the recommended one's, on a logarithmic scale (right).
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from .. import _validate
+from .._validate import Checked
 from ..report import Report
 from . import style
 from .entries import Entry, entries
@@ -26,7 +27,9 @@ class Line(NamedTuple):
     chains: np.ndarray | None
 
 
-def report(report: Report, *, level: float = 0.95, most: int = 24) -> Figure:
+def report(
+    report: Checked[Report], *, level: Checked[float] = 0.95, most: Checked[int] = 24
+) -> Figure:
     """Every entry of the value (left) and of the gradient (right) with its interval.
 
     Intervals are those of `report.interval(level)`. Each chain's own estimate is a faint dot

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _validate
+from .._validate import Checked
 from ..sensitivity import Row, Sensitivity
 from . import style
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def sensitivity(table: Sensitivity, *, most: int = 12) -> Figure:
+def sensitivity(table: Checked[Sensitivity], *, most: Checked[int] = 12) -> Figure:
     """For each quantity a bar by hyperparameter, the longest on top: by how many posterior standard
     deviations it moves with ten per cent more of the hyperparameter, and the interval of that.
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from .. import _validate
+from .._validate import Checked
 from ..trace import Trace
 from . import style
 from .entries import entries, first
@@ -82,7 +83,9 @@ def branch(span: Span, path: np.ndarray, alternative: np.ndarray, weight: np.nda
     return Branch(span.birth, np.array(values), np.array(weights), span.end)
 
 
-def trace(trace: Trace, *, steps: tuple[int, int] | None = None, most: int = 4) -> Figure:
+def trace(
+    trace: Checked[Trace], *, steps: Checked[tuple[int, int]] | None = None, most: Checked[int] = 4
+) -> Figure:
     """A chain's path (grey) with its alternatives (red), one panel per entry of the state, and the
     alternatives' weights below.
 
@@ -161,7 +164,7 @@ def _sizes(trace: Trace) -> Float[np.ndarray, "n K"]:
     return np.linalg.norm(by_parameter, axis=0)
 
 
-def _window(steps: tuple[int, int] | None, num_steps: int) -> tuple[int, int]:
+def _window(steps: Checked[tuple[int, int]] | None, num_steps: int) -> tuple[int, int]:
     if steps is None:
         return 0, num_steps
     low, high = (_validate.count(step, "plots.trace(steps=...)", least=0) for step in steps)

@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from .. import _validate
 from .._inversion import index_from_uniform
+from .._validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -39,7 +40,7 @@ class OtherState(FiniteProposal):
     num_states: int = eqx.field(static=True)
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, num_states: int):
+    def __init__(self, num_states: Checked[int]):
         self.num_states = _validate.count(num_states, "OtherState(num_states=...)", least=2)
         self.symmetric = True
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _parts, _validate
+from .._validate import Checked
 from .proposal import NoiseProposal, Proposal, move, proposal_noise
 
 
@@ -42,7 +43,7 @@ class On(NoiseProposal):
     proposal: Proposal
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, where: Callable[[Any], Any], proposal: Proposal):
+    def __init__(self, where: Checked[Callable[[Any], Any]], proposal: Checked[Proposal]):
         self.where = _validate.function(where, "On(where, proposal)", "where", "state -> part")
         self.proposal = _validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
         self.symmetric = proposal.symmetric

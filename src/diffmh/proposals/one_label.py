@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from .. import _validate
+from .._validate import Checked
 from .finite import check_label_dtype, refuse_labels, shifted
 from .proposal import NoiseProposal
 from .spin_flip import checked_site, ravel_site, refuse_site
@@ -39,7 +40,9 @@ class OneLabel(NoiseProposal):
     site: Int[Array, "ndim"] | None
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, num_values: int, site: int | tuple[int, ...] | None = None):
+    def __init__(
+        self, num_values: Checked[int], site: Checked[int | tuple[int, ...]] | None = None
+    ):
         self.num_values = _validate.count(num_values, "OneLabel(num_values=...)", least=2)
         self.site = checked_site(site, "OneLabel(site=...)")
         self.symmetric = True

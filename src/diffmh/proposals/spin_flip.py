@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from .. import _validate
+from .._validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -30,7 +31,7 @@ class SpinFlip(NoiseProposal):
     site: Int[Array, "ndim"] | None
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, site: int | tuple[int, ...] | None = None):
+    def __init__(self, site: Checked[int | tuple[int, ...]] | None = None):
         self.symmetric = True
         self.site = checked_site(site, "SpinFlip(site=...)")
 
@@ -76,7 +77,9 @@ class SpinFlip(NoiseProposal):
             )
 
 
-def checked_site(site: int | tuple[int, ...] | None, name: str) -> Int[Array, "ndim"] | None:
+def checked_site(
+    site: Checked[int | tuple[int, ...]] | None, name: str
+) -> Int[Array, "ndim"] | None:
     """The indices of one site as an array, so that a `Cycle` over sites is one loop."""
     if site is None:
         return None

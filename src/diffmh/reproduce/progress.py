@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -15,7 +16,7 @@ class Progress:
     stage's many items one at most every two seconds, so that a log stays readable.
     """
 
-    def __init__(self, title: str = "", stream: TextIO | None = None, pause: float = 2.0):
+    def __init__(self, title: str = "", stream: io.TextIOBase | None = None, pause: float = 2.0):
         self._title, self._stream = title, stream or sys.stderr
         self._pause = pause
         self._began = self._last = time.monotonic()

@@ -30,8 +30,8 @@ from .values import (
     forget,
     in_lanes,
     pin,
+    prune,
     select_slots,
-    settle,
 )
 
 
@@ -53,12 +53,12 @@ def _like(
 
 
 def _finish(world: World, values: Sequence[Value]) -> tuple[World, list[Value]]:
-    """Settles at the end of an inner program, whose outputs are all that matters of it."""
-    world, settled = settle(world, dict(enumerate(values)))
-    return world, list(settled.values())
+    """Prunes at the end of an inner program, whose outputs are all that matters of it."""
+    world, left = prune(world, dict(enumerate(values)))
+    return world, list(left.values())
 
 
-def _settle_before(analysis: Analysis, program: Program, num_carry: int) -> int | None:
+def _prune_before(analysis: Analysis, program: Program, num_carry: int) -> int | None:
     """The first equation by which everything that is carried on is known: what follows is
     computed for the survivors only.
     """
@@ -172,7 +172,7 @@ class _ScanRun:
             within,
             [*constants, *carried.values, *xs],
             banked,
-            _settle_before(analysis, body, num_carry),
+            _prune_before(analysis, body, num_carry),
         )
         within, outputs = _finish(within, outputs) if self.branching else (within, outputs)
         values = _like(analysis, within, self.loop.carry, outputs[:num_carry])
@@ -335,7 +335,7 @@ class _WhileRun:
             within,
             [*self.known(within, self.body_constants), *values],
             [not self.apart and variable in self.analysis.linear for variable in self.loop.carry],
-            _settle_before(self.analysis, self.loop.body, len(values)),
+            _prune_before(self.analysis, self.loop.body, len(values)),
         )
         within, outputs = _finish(within, outputs) if self.branching else (within, outputs)
         if runs is not None:

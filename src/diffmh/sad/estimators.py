@@ -20,6 +20,7 @@ from .. import _validate
 from .._differentiable import moving
 from .._lowering.chains import over_chains
 from .._sharding import shared_evenly
+from .._validate import Checked
 from . import derivative
 from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
@@ -132,7 +133,7 @@ class Alternatives(Estimator):
     Alternatives(num_alternatives=4)
     """
 
-    num_alternatives: int = eqx.field(static=True, default=1)
+    num_alternatives: Checked[int] = eqx.field(static=True, default=1)
 
     def __check_init__(self):
         _validate.count(self.num_alternatives, "sad.Alternatives(num_alternatives=...)")
@@ -229,7 +230,7 @@ class Combined(Estimator):
     Combined(num_alternatives=2)
     """
 
-    num_alternatives: int = eqx.field(static=True, default=1)
+    num_alternatives: Checked[int] = eqx.field(static=True, default=1)
 
     def __check_init__(self):
         _validate.count(self.num_alternatives, "sad.Combined(num_alternatives=...)")

@@ -21,6 +21,7 @@ from .._differentiable import differentiable, differentiable_by
 from .._lowering import compat
 from .._lowering.chains import mapped_over_chains
 from .._sharding import check_mesh
+from .._validate import Checked
 from ..course import Course, Round, round_key
 from ..expectation import Differentiable
 from ..report import Report, RunChains
@@ -220,12 +221,12 @@ def _no_checkpoint() -> NoReturn:
 
 
 def expectation(
-    program: Callable[..., PyTree],
+    program: Checked[Callable[..., PyTree]],
     *,
-    estimator: Estimator | None = None,
-    alternatives: int = 1,
-    num_replicates: int = 1024,
-    mesh: Mesh | None = None,
+    estimator: Checked[Estimator] | None = None,
+    alternatives: Checked[int] = 1,
+    num_replicates: Checked[int] = 1024,
+    mesh: Checked[Mesh] | None = None,
 ) -> Expectation:
     """`E[program(theta, key, *args)]` as a function `(theta, key, *args)`: one run of the program,
     whose derivative is unbiased.
@@ -278,14 +279,14 @@ def expectation(
 
 
 def run(
-    program: Callable[..., PyTree],
+    program: Checked[Callable[..., PyTree]],
     theta: PyTree,
-    key: Key[Array, ""],
+    key: Checked[Key[Array, ""]],
     *args: Any,
-    num_replicates: int = 1024,
-    alternatives: int = 1,
-    estimator: Estimator | None = None,
-    mesh: Mesh | None = None,
+    num_replicates: Checked[int] = 1024,
+    alternatives: Checked[int] = 1,
+    estimator: Checked[Estimator] | None = None,
+    mesh: Checked[Mesh] | None = None,
     **options: Any,
 ) -> Report:
     """Runs `program(theta, key, *args)` with independent keys: a `Report` of the mean of its

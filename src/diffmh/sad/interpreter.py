@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._lowering.program import Constant, Equation, Program, Variable
 from .._validate import NotDifferentiable
 from .analysis import Analysis, Atom
-from .values import Value, World, bank, forget, pin, settle
+from .values import Value, World, bank, forget, pin, prune
 
 Rule = Callable[[Analysis, World, Equation, Sequence[Value]], tuple[World, Sequence[Value]]]
 RULES: dict[str, Rule] = {}
@@ -23,22 +23,22 @@ def evaluate(
     world: World,
     inputs: Sequence[Value],
     bank_outputs: Sequence[bool],
-    settle_before: int | None = None,
+    prune_before: int | None = None,
 ) -> tuple[World, list[Value]]:
     """Runs a program. Outputs that `bank_outputs` marks are taken linearly.
 
     `values` holds what still matters: a variable leaves it after its last use. Newcomers are
-    settled before others may arise, before a loop or a conditional, and before equation
-    `settle_before`.
+    pruned before others may arise, before a loop or a conditional, and before equation
+    `prune_before`.
     """
     values = dict(zip(program.inputs, inputs, strict=True))
     last_use = _last_use(program)
     for index, equation in enumerate(program.equations):
         interrupts = (
-            equation.control is not None or equation in analysis.branching or index == settle_before
+            equation.control is not None or equation in analysis.branching or index == prune_before
         )
         if world.num_lanes > world.num_slots and interrupts:
-            world, values = settle(world, values)
+            world, values = prune(world, values)
         operands = [
             _read(world, values, *slot)
             for slot in zip(equation.inputs, analysis.banks(equation), strict=True)

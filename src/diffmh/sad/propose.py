@@ -12,6 +12,7 @@ from jaxtyping import Array, Key, PyTree
 
 from .. import _trees, _validate, couplings, proposals
 from .._lowering import compat, rounding
+from .._validate import Checked
 from ..couplings import Coupling
 from ..proposals import Proposal
 
@@ -58,7 +59,10 @@ class Form:
 
 
 def propose(
-    key: Key[Array, ""], proposal: Proposal, coupling: Coupling | None, x: PyTree
+    key: Checked[Key[Array, ""]],
+    proposal: Checked[Proposal],
+    coupling: Checked[Coupling] | None,
+    x: PyTree,
 ) -> PyTree:
     """`x' ~ q(· | x)`. In an alternative, `y'` is drawn by the coupling beside the primal's `x'`;
     `None` takes the proposal's best.

@@ -94,7 +94,7 @@ class Player:
         for equation in program.equations:
             if equation.control is not None or equation in self.analysis.branching:
                 # Credits are given as late as possible: sums have fewer than their terms.
-                self.settle(values, waiting, log_prob)
+                self.credit_waiting(values, waiting, log_prob)
                 waiting = []
             flags = self.analysis.banks(equation)
             operands = [
@@ -114,7 +114,9 @@ class Player:
         ]
         return log_prob, self.all_credited(program.outputs, outputs, linearly, log_prob)
 
-    def settle(self, values: dict[Atom, Held], waiting: Sequence[Variable], log_prob: Any) -> None:
+    def credit_waiting(
+        self, values: dict[Atom, Held], waiting: Sequence[Variable], log_prob: Any
+    ) -> None:
         """Credits what is used linearly with what was drawn so far."""
         for variable in waiting:
             if variable in self.analysis.linear:

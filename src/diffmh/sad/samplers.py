@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
 from .. import _validate
 from .._lowering import compat
-from .._validate import NotDifferentiable
+from .._validate import Checked, NotDifferentiable
 from ..proposals.finite import index_from_uniform
 
 
@@ -62,7 +62,7 @@ class Sampler:
     mean: Callable[..., Array] | None = None
     name: str = "a `sad.Sampler`"
 
-    def __call__(self, key: Key[Array, ""], *parameters: Any) -> Array:
+    def __call__(self, key: Checked[Key[Array, ""]], *parameters: ArrayLike) -> Array:
         arrays = [jnp.asarray(parameter) for parameter in parameters]
         shape = jnp.broadcast_shapes(
             *(a.shape[: a.ndim - n] for a, n in zip(arrays, self.event_ndims, strict=True))
@@ -413,7 +413,9 @@ _PROBABILITIES = Sampler(
 )
 
 
-def bernoulli(key: Key[Array, ""], p: Float[Array, "..."]) -> Bool[Array, "..."]:
+def bernoulli(
+    key: Checked[Key[Array, ""]], p: Checked[Float[ArrayLike, "..."]]
+) -> Bool[Array, "..."]:
     """True with probability `p`; an array of `p` makes that many independent draws.
 
     Flip weights `−dp` from True and `+dp` from False. `p` outside of [0, 1] counts as the nearer
@@ -428,10 +430,10 @@ def bernoulli(key: Key[Array, ""], p: Float[Array, "..."]) -> Bool[Array, "..."]
 
 
 def categorical(
-    key: Key[Array, ""],
-    logits: Float[Array, "... n"] | None = None,
+    key: Checked[Key[Array, ""]],
+    logits: Checked[Float[ArrayLike, "... n"]] | None = None,
     *,
-    probs: Float[Array, "... n"] | None = None,
+    probs: Checked[Float[ArrayLike, "... n"]] | None = None,
 ) -> Int[Array, "..."]:
     """An index with probability `softmax(logits)`, or in proportion to `probs`, over the last axis.
 
@@ -461,7 +463,9 @@ def categorical(
 
 
 def uniform_int(
-    key: Key[Array, ""], low: Int[Array, "..."], high: Int[Array, "..."]
+    key: Checked[Key[Array, ""]],
+    low: Checked[Int[ArrayLike, "..."]],
+    high: Checked[Int[ArrayLike, "..."]],
 ) -> Int[Array, "..."]:
     """A whole number `low ≤ x < high`, each with the same probability.
 
@@ -481,7 +485,10 @@ def uniform_int(
 
 
 def negative_binomial(
-    key: Key[Array, ""], r: Int[Array, "..."], p: Float[Array, "..."], most: int
+    key: Checked[Key[Array, ""]],
+    r: Int[ArrayLike, "..."],
+    p: Checked[Float[ArrayLike, "..."]],
+    most: int,
 ) -> Int[Array, "..."]:
     """The failures before the `r`-th success, trials of probability `p`: the sum of `r ≤ most`
     geometric draws less one each, flipped as they are.
@@ -499,7 +506,9 @@ def negative_binomial(
 
 
 def multinomial(
-    key: Key[Array, ""], n: Int[Array, "..."], probs: Float[Array, "... c"]
+    key: Checked[Key[Array, ""]],
+    n: Checked[Int[ArrayLike, "..."]],
+    probs: Checked[Float[ArrayLike, "... c"]],
 ) -> Int[Array, "... c"]:
     """How often each category comes in `n` trials: binomial draws, category by category, of those
     that are left.
@@ -529,7 +538,9 @@ def multinomial(
 
 
 def binomial(
-    key: Key[Array, ""], n: Int[Array, "..."], p: Float[Array, "..."]
+    key: Checked[Key[Array, ""]],
+    n: Checked[Int[ArrayLike, "..."]],
+    p: Checked[Float[ArrayLike, "..."]],
 ) -> Int[Array, "..."]:
     """The number of successes in `n` trials of probability `p`.
 
@@ -547,7 +558,10 @@ def binomial(
 
 
 def poisson(
-    key: Key[Array, ""], rate: Float[Array, "..."], *, flips: str = "two-sided"
+    key: Checked[Key[Array, ""]],
+    rate: Checked[Float[ArrayLike, "..."]],
+    *,
+    flips: str = "two-sided",
 ) -> Int[Array, "..."]:
     """A Poisson draw of mean `rate`.
 
@@ -565,7 +579,7 @@ def poisson(
 
 
 def geometric(
-    key: Key[Array, ""], p: Float[Array, "..."], *, flips: str = "two-sided"
+    key: Checked[Key[Array, ""]], p: Checked[Float[ArrayLike, "..."]], *, flips: str = "two-sided"
 ) -> Int[Array, "..."]:
     """The number of trials up to the first success, 1, 2, …, as `jax.random.geometric`.
 

@@ -171,16 +171,16 @@ def add_difference(world: World, value: Value, difference: Any) -> Value:
     return Value(primal, tangent)
 
 
-def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Value]]:
+def prune(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Value]]:
     """Drops the alternatives that met the primal in all of `values`, which still matter, and thins
     the others to as many as there are slots.
     """
     branched = {name: value for name, value in values.items() if value.alternative is not None}
-    settled = [Value(value.primal, None, value.alternative) for value in branched.values()]
+    plain = [Value(value.primal, None, value.alternative) for value in branched.values()]
     if world.num_lanes == world.num_slots:
-        return world.replace(lanes=_dropped(world.lanes, settled)), values
+        return world.replace(lanes=_dropped(world.lanes, plain)), values
     world, uniform = world.uniform()
-    lanes, slots = _settled(world.lanes, settled, uniform, apart=world.is_long)
+    lanes, slots = _pruned(world.lanes, plain, uniform, apart=world.is_long)
     after = {
         name: Value(value.primal, value.tangent, slot)
         for (name, value), slot in zip(branched.items(), slots, strict=True)
@@ -189,7 +189,7 @@ def settle(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Val
 
 
 @jit_apart
-def _settled(
+def _pruned(
     lanes: Lanes, values: list[Value], uniform: Float[Array, ""]
 ) -> tuple[Lanes, list[Any]]:
     """Traced once for all draws of the same form."""

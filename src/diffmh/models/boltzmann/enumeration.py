@@ -10,7 +10,7 @@ MOST_UNITS = 20
 
 
 def configurations(
-    num_units: int, values: tuple[float, float], what: str
+    num_units: int, values: tuple[float | int, float | int], what: str
 ) -> Float[np.ndarray, "m n"]:
     """Every configuration of units that take one of two values."""
     if num_units > MOST_UNITS:

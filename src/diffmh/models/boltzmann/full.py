@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from ... import _validate
+from ..._validate import Checked
 from ...kernels import BlockGibbs, Sweep
 from .enumeration import configurations, log_sum_exp
 
@@ -35,13 +36,13 @@ class Full(eqx.Module):
     couplings: Float[Array, "pairs"]
 
     @staticmethod
-    def zeros(num_spins: int) -> Full:
+    def zeros(num_spins: Checked[int]) -> Full:
         """No fields and no couplings: every configuration alike."""
         count = _validate.count(num_spins, "Full.zeros(num_spins=...)")
         return Full(jnp.zeros(count), jnp.zeros(count * (count - 1) // 2))
 
     @staticmethod
-    def random(key: Key[Array, ""], num_spins: int, scale: float = 1.0) -> Full:
+    def random(key: Key[Array, ""], num_spins: int, scale: float | int = 1.0) -> Full:
         """Fields of standard deviation `scale`, couplings of `scale/√n`."""
         zeros = Full.zeros(num_spins)
         key_fields, key_couplings = jax.random.split(key)

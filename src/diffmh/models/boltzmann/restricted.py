@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Key, Shaped
 
 from ... import _validate
+from ..._validate import Checked
 from ...kernels import BlockGibbs, Cycle
 from .enumeration import configurations, log_sum_exp
 
@@ -43,7 +44,10 @@ class Restricted(eqx.Module):
 
     @staticmethod
     def random(
-        key: Key[Array, ""], num_visible: int, num_hidden: int, scale: float = 0.1
+        key: Key[Array, ""],
+        num_visible: Checked[int],
+        num_hidden: Checked[int],
+        scale: float | int = 0.1,
     ) -> Restricted:
         """Couplings of standard deviation `scale`, and no fields."""
         shape = (
@@ -90,7 +94,9 @@ class Restricted(eqx.Module):
         """`log Σ_{v,h} g(v, h)`, exactly, if one of the layers has at most 20 units."""
         return log_sum_exp(self._by_smaller_layer()[1])
 
-    def log_likelihood(self, v: Float[Array, "... V"]) -> Float[np.ndarray, "..."]:
+    def log_likelihood(
+        self, v: Shaped[ArrayLike, "... V"]
+    ) -> Float[np.ndarray | np.floating, "..."]:
         """`log p(v)` of each configuration of the visible layer, exactly."""
         units = np.asarray(v, float)
         a, b, w = (np.asarray(p, float) for p in (self.visible, self.hidden, self.couplings))

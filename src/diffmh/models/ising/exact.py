@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ... import _validate
+from ..._validate import Checked
 from .lattice import Parameter, parameter
 
 
@@ -65,7 +66,7 @@ class Exact(NamedTuple):
     heat_capacity_slope: float
 
 
-def exact(size: int, temperature: float, interaction: float = 1.0) -> Exact:
+def exact(size: Checked[int], temperature: float | int, interaction: float | int = 1.0) -> Exact:
     """Exact averages at equilibrium without field, by Kaufman's formula in double precision.
 
     Refused: a temperature or an interaction that is not positive, for which it does not hold.
@@ -92,7 +93,7 @@ def _averages(size: int):
     return jax.jit(lambda *at: (energy(*at), capacity(*at), jax.grad(capacity)(*at)))
 
 
-def enumerated(size: int, theta: Parameter | Any) -> Exact:
+def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     """Exact averages of a lattice of size at most 4 over all its `2^(L²)` states, with any
     interaction and field.
 
@@ -125,7 +126,7 @@ def enumerated(size: int, theta: Parameter | Any) -> Exact:
     )
 
 
-def peak(size: int, interaction: float = 1.0) -> float:
+def peak(size: int, interaction: float | int = 1.0) -> float:
     """The temperature at which the heat capacity of the L×L lattice is greatest, by bisection of
     `dC/dT` (Kaufman).
 
@@ -145,6 +146,6 @@ def peak(size: int, interaction: float = 1.0) -> float:
     return 0.5 * (low + high)
 
 
-def _positive(value: float, name: str) -> None:
+def _positive(value: float | int, name: str) -> None:
     if not 0 < float(value) < np.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, ArrayLike, Float, Int, Num
 
 from ... import _validate
+from ..._validate import Checked
 
 
 class Parameter(NamedTuple):
@@ -55,7 +56,7 @@ class Spins(eqx.Module):
 State = Spins | Num[Array, "L L"]
 
 
-def spins(lattice: Int[Array, "L L"]) -> Spins:
+def spins(lattice: Checked[Int[ArrayLike, "L L"]]) -> Spins:
     """A lattice of even L by colour."""
     lattice = jnp.asarray(lattice)
     size = lattice.shape[0]
@@ -71,7 +72,7 @@ def spins(lattice: Int[Array, "L L"]) -> Spins:
     )
 
 
-def cold(size: int) -> Spins:
+def cold(size: Checked[int]) -> Spins:
     """All spins up."""
     return spins(jnp.ones((_validate.count(size, "cold(size=...)"),) * 2, jnp.int8))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from ... import _validate
+from ..._validate import Checked
 from ...decisions import Acceptance
 from ...kernel import BlockUpdate, Kernel, State
 from ...kernels import Cycle
@@ -208,7 +209,7 @@ def sampler(flip: bool = False) -> Cycle:
     return Cycle(HalfSweep(0, flip), HalfSweep(1, flip))
 
 
-def sequential(size: int, flip: bool = False) -> SequentialSweep:
+def sequential(size: Checked[int], flip: bool = False) -> SequentialSweep:
     """The paper's sweep over a lattice of any size, whose state is an (L, L) array: slower than
     `sampler`, for comparison.
 
