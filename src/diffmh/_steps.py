@@ -57,9 +57,10 @@ def _same(a: Atom, b: Atom, defined_by: Mapping[Variable, Equation]) -> bool:
     """Whether two values are computed by the same expression, which a program may do twice."""
     if a is b:
         return True
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return jnp.ndim(a.value) == 0 and str(a.value) == str(b.value)
     if isinstance(a, Constant) or isinstance(b, Constant):
-        both = isinstance(a, Constant) and isinstance(b, Constant)
-        return both and jnp.ndim(a.value) == 0 and str(a.value) == str(b.value)
+        return False
     one, other = defined_by.get(a), defined_by.get(b)
     if one is None or other is None or one.primitive != other.primitive or one.control is not None:
         return False
