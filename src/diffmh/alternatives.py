@@ -108,7 +108,7 @@ def advance(
     slots: Alternatives, at: Transition, coupling_noise: PyTree, uniform: Array, weights: Weights
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, beside the primal's."""
-    candidates = at.parameters.once(flip_weight(at.step, weights)) if at.step.decisions else None
+    candidates = flip_weight(at.step, weights) if at.step.decisions else None
     return follow(slots, at, coupling_noise, uniform, candidates)
 
 
@@ -126,6 +126,8 @@ def follow(
     if candidates is None:
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
     candidates = candidates.astype(slots.weight.dtype)
+    # Pruning decides by them for each number that is kept of an alternative.
+    remaining, candidates = at.parameters.once((remaining, candidates))
     pruned, born, _ = prune(remaining, at, candidates, uniform)
     score = jnp.sum(values.norm(candidates))
     return pruned, Events(recoupled, born, score)

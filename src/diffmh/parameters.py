@@ -74,9 +74,8 @@ class Parameters(eqx.Module):
         return rounding.whole(slots, self.never[0]) if is_large else slots
 
     def once(self, tree: PyTree) -> PyTree:
-        """The same, computed once if it is large."""
-        size = sum(leaf.size for leaf in jax.tree.leaves(tree))
-        return rounding.whole(tree, self.never[0]) if size > _FEW_ELEMENTS else tree
+        """The same, computed once: not anew for each of its uses."""
+        return rounding.whole(tree, self.never[0])
 
     def follow(self, function: Callable[[PyTree], PyTree], value: Value) -> Value:
         """`function(x)`, with the tangent of `x` carried on where there is one; free of θ."""
