@@ -276,3 +276,17 @@ def test_keys_of_other_kinds():
     )
     value, slope = jax.value_and_grad(mean)(0.5, jax.random.key(0, impl="rbg"))
     assert abs(value - 0.5) < 0.3 and abs(slope - 1.0) < 0.5
+
+
+def test_a_large_chain_by_itself_goes_without_the_axis():
+    """The same numbers, keys included, whether or not there is an axis of chains."""
+
+    def function(key, x):
+        return x * jax.random.normal(key, x.shape) + jnp.roll(x, 1, axis=0), jnp.any(x > 2, axis=1)
+
+    key, x = jax.random.key(3), jax.random.normal(jax.random.key(4), (70, 70))
+    found = over_chains(function)(key[None], x[..., None])
+    pair = over_chains(function)(jnp.stack([key, key]), jnp.stack([x, x], axis=-1))
+    for one, two in zip(found, pair, strict=True):
+        assert one.shape == (*two.shape[:-1], 1)
+        np.testing.assert_array_equal(one[..., 0], two[..., 0])

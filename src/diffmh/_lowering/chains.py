@@ -36,6 +36,10 @@ def over_chains(function: Callable[..., PyTree], *, draws_ahead: bool = False) -
     def mapped(*arguments):
         leaves, structure = jax.tree.flatten(arguments)
         count = leaves[0].shape[-1]
+        if count == 1 and sum(leaf.size for leaf in leaves) > _LARGE:
+            # An axis of length 1 at the end keeps loops over large arrays from being vectorised.
+            alone = function(*jax.tree.map(lambda leaf: leaf[..., 0], arguments))
+            return jax.tree.map(lambda leaf: leaf[..., None], alone)
         one = [jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype) for leaf in leaves]
         program, form = compat.program(
             lambda *flat: function(*structure.unflatten(flat)), *one, differentiated=False
@@ -401,6 +405,9 @@ shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tan
 _ON_NAMED_AXES = """ argmax argmin concatenate cumlogsumexp cummax cummin cumprod cumsum
 reduce_max reduce_min reduce_prod reduce_sum reduce_xor rev split squeeze stack
 """
+
+# With more numbers than this a chain by itself needs no axis to be vectorised over.
+_LARGE = 4096
 
 # So many truth values and more are counted.
 _MANY_TRUTHS = 16
