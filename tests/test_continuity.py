@@ -72,6 +72,7 @@ JUMPING = {
     "a count": lambda z: jax.lax.fori_loop(0, 5, lambda i, c: c + 0.2 * (z > 0.3 * i), 0.0),
     "a loop": lambda z: jax.lax.while_loop(lambda c: c < z, lambda c: c + 0.5, 0.0),
     "support": lambda z: stats.uniform.logpdf(z),
+    "not a number": lambda z: jnp.where(z > 0.2, jnp.sqrt(z - 99), 1 + jnp.sqrt(z - 99)),
     "logarithm": lambda z: jnp.where(z > 0, jnp.log(jnp.where(z > 0, z, 1.0)), 0.0),
 }
 

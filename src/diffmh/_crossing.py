@@ -277,9 +277,24 @@ class _Trial:
         below, above, at = jax.tree.map(np.asarray, found)
         variables = [output for equation in self.region.behind for output in equation.outputs]
         named = lambda values: dict(zip(variables, values, strict=True))
+        below, above = named(below), named(above)
         has_at = self.region.step.primitive in EQUALITIES
-        count = min(crossings.shape[0], self.num_crossings)
-        return _Sides(count, named(below), named(above), named(at) if has_at else None)
+        return _Sides(
+            self._num_learnt(crossings.shape[0], below, above),
+            below,
+            above,
+            named(at) if has_at else None,
+        )
+
+    def _num_learnt(self, num_found: int, below: dict, above: dict) -> int:
+        """At how many different crossings all that is left of it are numbers."""
+        count = min(num_found, self.num_crossings)
+        learnt = np.ones(count, bool)
+        for values in (below, above):
+            for variable in self.region.leaving.intersection(values):
+                finite = np.isfinite(values[variable][:count])
+                learnt &= finite.reshape(count, -1).all(axis=1)
+        return int(learnt.sum())
 
 
 def _line(rng: np.random.Generator, count: int, variable: Variable, size: float) -> tuple[Any, Any]:

@@ -125,11 +125,10 @@ def follow(
     recoupled = moved.alive & ~remaining.alive
     if candidates is None:
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
-    candidates = candidates.astype(slots.weight.dtype)
     # Pruning decides by them for each number that is kept of an alternative.
-    remaining, candidates = at.parameters.once((remaining, candidates))
-    pruned, born, _ = prune(remaining, at, candidates, uniform)
-    score = jnp.sum(values.norm(candidates))
+    remaining, flips = at.parameters.once((remaining, candidates.astype(slots.weight.dtype)))
+    pruned, born, _ = prune(remaining, at, flips, uniform)
+    score = jnp.sum(values.norm(flips))
     return pruned, Events(recoupled, born, score)
 
 
