@@ -90,7 +90,7 @@ def gradient(program, kind):
     def one(key):
         this, (alternatives, mode) = Run(traced, theta, key, (), {}), kind
         if mode % 2 and one_run.trace(this).is_reversible:
-            probes = one_run.probes(this)
+            probes = one_run.probes(this, jnp.ones(theta.shape))
             in_reverse = lambda theta: one_run.backward(this.at(theta), alternatives, probes)[0]
             return jax.grad(in_reverse)(theta)
         return one_run.forward(this, alternatives)[1][:, 0]
