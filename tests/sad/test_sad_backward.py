@@ -1,5 +1,7 @@
 """Thousands of parameters are differentiated backward, as far as JAX goes there."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from unbiasedness import assert_unbiased
 
 import diffmh
 from diffmh import sad
+from diffmh.sad import samplers
 
 KEY = jax.random.key(0)
 
@@ -138,3 +141,11 @@ def test_scores_are_free_of_the_scales_of_parameters_backward(estimator):
         return (10 * p.sum()) ** 2 + 10 * jnp.sum(p * (1 - p))
 
     assert_unbiased(scaled[:, 0], float(jax.grad(mean)(jnp.full(20, 0.05))[0]))
+
+
+def test_a_sampler_without_log_prob_goes_backward():
+    """What `Score` cannot do, `Alternatives` can."""
+    coin = dataclasses.replace(samplers._BERNOULLI, log_prob=None)
+    program = lambda theta, key: 2.0 * coin(key, jax.nn.sigmoid(jnp.sum(theta)))
+    expected = sad.expectation(program, estimator=sad.Alternatives(1))
+    np.testing.assert_allclose(jax.grad(expected)(jnp.zeros(20), KEY), 0.5, rtol=1e-6)

@@ -20,7 +20,7 @@ from .. import _validate
 from .._differentiable import moving
 from .._lowering.chains import over_chains
 from .._sharding import shared_evenly
-from .._validate import Checked
+from .._validate import Checked, NotDifferentiable
 from . import derivative
 from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
@@ -167,7 +167,10 @@ def _scales(runs: Runs) -> Float[Array, "P"]:
     """
     keys = jax.random.split(jax.random.key(0, impl=jax.random.key_impl(runs.run.key)), _NUM_SCALES)
     log_prob = lambda theta, key: derivative.scored(runs.run.at(theta, key), baseline(1)).log_prob
-    scores = jax.vmap(jax.grad(log_prob), (None, 0))(runs.run.theta, keys)
+    try:
+        scores = jax.vmap(jax.grad(log_prob), (None, 0))(runs.run.theta, keys)
+    except NotDifferentiable:  # A sampler without `log_prob`: nothing is known of scales.
+        return jnp.zeros_like(ravel_pytree(runs.run.theta)[0])
     return _typical(jax.vmap(lambda score: ravel_pytree(score)[0], out_axes=-1)(scores))
 
 
