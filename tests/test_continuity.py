@@ -8,7 +8,9 @@ import pytest
 
 import diffmh
 from diffmh import _crossing, sad
+from diffmh._bounds import decided
 from diffmh._continuity import moving_jumps
+from diffmh._lowering import compat
 
 KEY = jax.random.key(0)
 KNOTS, HEIGHTS = jnp.array([-2.0, 0.0, 1.0, 3.0]), jnp.array([1.0, 0.0, 2.0, -1.0])
@@ -147,3 +149,31 @@ def test_what_is_continuous_has_the_right_derivative():
         program = lambda theta, key, f=function: f(theta + jax.random.normal(key))
         report = sad.run(program, 0.3, KEY, num_replicates=20_000)
         assert abs(report.gradient - jax.grad(mean)(0.3)) < 5 * report.gradient_error
+
+
+@pytest.mark.parametrize(
+    ("compare", "always"),
+    [
+        (lambda x: jnp.exp(x) >= 0, True),
+        (lambda x: jnp.exp(x) > 0, False),  # It underflows.
+        (lambda x: jnp.exp(x) < 0, True),
+        (lambda x: jax.nn.sigmoid(x) > 1, True),
+        (lambda x: jax.nn.sigmoid(x) < 0.5, False),
+        (lambda x: 1 - jax.nn.sigmoid(x) <= 1, True),
+        (lambda x: x**2 + 1 < 1, True),
+        (lambda x: x**2 - 1 < 0, False),
+        (lambda x: x**3 < 0, False),
+        (lambda x: jnp.abs(x) <= 1, False),
+        (lambda x: jnp.tanh(x) / (2 + x**2) > 1, True),
+        (lambda x: jnp.tanh(x) / (2 - x**2) > 1, False),
+        (lambda x: jnp.maximum(x, 3.0) == 2, True),
+        (lambda x: jnp.maximum(x, 3.0) == 3, False),
+        (lambda x: -jnp.sum(jnp.sqrt(x * jnp.arange(3.0))) <= 0, True),
+        (lambda x: x < 0, False),
+    ],
+)
+def test_bounds_decide_comparisons(compare, always):
+    program, _ = compat.program(compare, 0.3, differentiated=False)
+    comparison = program.equations[-1]
+    assert comparison.outputs[0].dtype == bool
+    assert decided(program, comparison) == always
