@@ -16,7 +16,7 @@ from jax.core import ShapedArray, Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import operations
+from . import known, operations
 from .program import Cond, Constant, Equation, Program, Scan, Variable, While
 
 
@@ -142,6 +142,13 @@ def program(
     return _program(closed, _CALLS if differentiated else _RUN), shape
 
 
+def body(equation: Equation) -> Program | None:
+    """What a function with a derivative of its own computes; `None` for other equations."""
+    if equation.primitive not in ("custom_jvp_call", "custom_vjp_call"):
+        return None
+    return _program(equation.params["call_jaxpr"], _RUN, equation.where)
+
+
 def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program:
     """A jaxpr as a program of fresh variables; equations that nothing needs are left out, but
     not those of a program to be run that print, raise or otherwise act.
@@ -177,7 +184,7 @@ def _inline(
         if name in calls:
             begin, where = len(equations), _where(equation) or called_at
             outputs = _inline(equation.params[calls[name]], calls, inputs, equations, where)
-            if equation.params.get("name") == VOUCHED:
+            if _is_continuous(equation, inputs):
                 vouch = lambda one: dataclasses.replace(one, vouched=True)
                 equations[begin:] = [(vouch(one), acts) for one, acts in equations[begin:]]
         elif name in _OURS and calls is not _CALLS:
@@ -198,6 +205,16 @@ def _inline(
             equations.append((taken, bool(equation.effects)))
         names.update(zip(equation.outvars, outputs, strict=True))
     return tuple(map(look_up, jaxpr.outvars))
+
+
+def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:
+    """Whether a call is vouched for, or one of JAX's functions that are known to be continuous."""
+    name = call.params.get("name")
+    constants = [
+        atom.value if isinstance(atom, Constant) and not isinstance(atom.value, Tracer) else None
+        for atom in operands
+    ]
+    return name == VOUCHED or known.is_continuous(name, call.params.get("jaxpr"), constants)
 
 
 def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
@@ -417,6 +434,44 @@ def num_sort_keys(equation: Equation) -> int:
 def exponent(equation: Equation) -> int:
     """Of an `integer_pow`."""
     return equation.params["y"]
+
+
+def joined_axis(equation: Equation) -> int:
+    """Of a `concatenate` or a `stack`."""
+    return equation.params["dimension" if equation.primitive == "concatenate" else "axis"]
+
+
+def reduced_axes(equation: Equation) -> tuple[int, ...]:
+    """Of a `reduce_sum`."""
+    return tuple(equation.params["axes"])
+
+
+def counted_axis(equation: Equation) -> int:
+    """Of an `iota`: the axis along which it counts."""
+    return equation.params["dimension"]
+
+
+def moved_entry(equation: Equation, index: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Where an entry of the result stands in the operand of an operation that only moves entries;
+    `None` for other operations. A place on an axis is a number, or `(label, stride, offset)` for
+    `offset + stride · label`.
+    """
+    match operation(equation):
+        case operations.Broadcast(_, axes):
+            return tuple(index[axis] for axis in axes)
+        case operations.Transpose(axes):
+            return tuple(index[axes.index(axis)] for axis in range(len(axes)))
+        case operations.Slice(starts, _, strides):
+            return tuple(map(_further, index, strides, starts))
+        case _:
+            return None
+
+
+def _further(place: Any, stride: int, start: int) -> Any:
+    if isinstance(place, int):
+        return start + stride * place
+    label, old_stride, offset = place
+    return label, old_stride * stride, offset * stride + start
 
 
 def sums_over_first(equation: Equation) -> bool:

@@ -1,0 +1,533 @@
+"""Bounds: between which numbers the values of a program lie, for all finite inputs.
+
+A comparison that the bounds decide is not a step: `exp(x) > 0` in the density of a distribution on
+the positive numbers. Rounding, overflow and underflow are not steps either, so the ends of an
+interval may be open: `exp(x)` lies in (0, ∞).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._lowering import compat
+from .._lowering.program import Atom, Constant, Equation, Variable
+
+_INFINITY = math.inf
+
+
+class Interval(NamedTuple):
+    """The numbers from `low` to `high`; an end that is `open` is not among them. Infinite ends are
+    open.
+    """
+
+    low: float
+    high: float
+    low_open: bool = False
+    high_open: bool = False
+
+    def contains(self, value: float) -> bool:
+        above = self.low < value or (self.low == value and not self.low_open)
+        below = self.high > value or (self.high == value and not self.high_open)
+        return above and below
+
+    @property
+    def is_positive(self) -> bool:
+        return self.low > 0 or (self.low == 0 and self.low_open)
+
+    @property
+    def is_negative(self) -> bool:
+        return (-self).is_positive
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.high, -self.low, self.high_open, self.low_open)
+
+    def __add__(self, other: Any) -> Interval:
+        low, high = self.low + other.low, self.high + other.high
+        return _interval(
+            low, high, self.low_open or other.low_open, self.high_open or other.high_open
+        )
+
+    def __mul__(self, other: Any) -> Interval:
+        ends = [
+            (x * y if x and y else 0.0, x_open or y_open)
+            for x, x_open in self._ends()
+            for y, y_open in other._ends()
+        ]
+        zero = self.contains(0) or other.contains(0)
+
+        def end(value: float) -> bool:
+            """Whether an end is open."""
+            if value == 0:
+                return not zero
+            return all(is_open for number, is_open in ends if number == value)
+
+        low, high = min(n for n, _ in ends), max(n for n, _ in ends)
+        return _interval(low, high, end(low), end(high))
+
+    def _ends(self) -> tuple[tuple[float, bool], tuple[float, bool]]:
+        return (self.low, self.low_open), (self.high, self.high_open)
+
+    def increasing(self, function: Callable[[Any], Any], strictly: bool = True) -> Interval:
+        """The values of an increasing function."""
+        with np.errstate(all="ignore"):
+            low, high = float(function(self.low)), float(function(self.high))
+        return _interval(low, high, self.low_open and strictly, self.high_open and strictly)
+
+    def within(self, least: float, most: float, is_open: bool) -> Interval:
+        """The part of it where a function is defined."""
+        low, high = max(self.low, least), min(self.high, most)
+        return Interval(
+            low,
+            high,
+            self.low_open if self.low > least else is_open,
+            self.high_open if self.high < most else is_open,
+        )
+
+    def hull(self, other: Interval) -> Interval:
+        lows = sorted([(self.low, self.low_open), (other.low, other.low_open)])
+        highs = sorted([(-self.high, self.high_open), (-other.high, other.high_open)])
+        return Interval(lows[0][0], -highs[0][0], lows[0][1], highs[0][1])
+
+    def largest(self, other: Interval) -> Interval:
+        """Of the larger of two numbers."""
+        low = max((self.low, self.low_open), (other.low, other.low_open))
+        high = max((self.high, not self.high_open), (other.high, not other.high_open))
+        return Interval(low[0], high[0], low[1], not high[1])
+
+    @property
+    def magnitude(self) -> Interval:
+        if self.low >= 0:
+            return self
+        if self.high <= 0:
+            return -self
+        high, is_open = max((-self.low, not self.low_open), (self.high, not self.high_open))
+        return Interval(0.0, high, False, not is_open)
+
+    @property
+    def reciprocal(self) -> Interval:
+        if not (self.is_positive or self.is_negative):
+            return ANY
+        inverse = lambda end: 1 / end if end else math.copysign(_INFINITY, self.low + self.high)
+        return _interval(inverse(self.high), inverse(self.low), self.high_open, self.low_open)
+
+
+ANY = Interval(-_INFINITY, _INFINITY, True, True)
+_POSITIVE = Interval(0.0, _INFINITY, True, True)
+_NOT_NEGATIVE = Interval(0.0, _INFINITY, False, True)
+
+
+def _interval(low: float, high: float, low_open: bool, high_open: bool) -> Interval:
+    if math.isnan(low):
+        low = -_INFINITY
+    if math.isnan(high):
+        high = _INFINITY
+    return Interval(low, high, low_open or low == -_INFINITY, high_open or high == _INFINITY)
+
+
+# Increasing functions, with where they are defined.
+_INCREASING: dict[str, tuple[Callable[[Any], Any], tuple[float, float]]] = {
+    "asin": (np.arcsin, (-1.0, 1.0)),
+    "asinh": (np.arcsinh, (-_INFINITY, _INFINITY)),
+    "atan": (np.arctan, (-_INFINITY, _INFINITY)),
+    "atanh": (np.arctanh, (-1.0, 1.0)),
+    "cbrt": (np.cbrt, (-_INFINITY, _INFINITY)),
+    "erf": (np.vectorize(math.erf), (-_INFINITY, _INFINITY)),
+    "exp": (np.exp, (-_INFINITY, _INFINITY)),
+    "exp2": (np.exp2, (-_INFINITY, _INFINITY)),
+    "expm1": (np.expm1, (-_INFINITY, _INFINITY)),
+    "log": (np.log, (0.0, _INFINITY)),
+    "log1p": (np.log1p, (-1.0, _INFINITY)),
+    "log2": (np.log2, (0.0, _INFINITY)),
+    "logistic": (lambda x: 1 / (1 + np.exp(-x)), (-_INFINITY, _INFINITY)),
+    "sinh": (np.sinh, (-_INFINITY, _INFINITY)),
+    "sqrt": (np.sqrt, (0.0, _INFINITY)),
+    "tanh": (np.tanh, (-_INFINITY, _INFINITY)),
+}
+_WITHIN: dict[str, Interval] = {
+    "bessel_i0e": Interval(0.0, 1.0, True),
+    "cos": Interval(-1.0, 1.0),
+    "cosh": Interval(1.0, _INFINITY, False, True),
+    "erfc": Interval(0.0, 2.0, True, True),
+    "igamma": Interval(0.0, 1.0),
+    "igammac": Interval(0.0, 1.0),
+    "random_gamma": _POSITIVE,
+    "regularized_incomplete_beta": Interval(0.0, 1.0),
+    "sin": Interval(-1.0, 1.0),
+}
+# The values of the first operand, in some arrangement or some of them.
+MOVES_VALUES = {
+    *("broadcast_in_dim", "copy", "copy_p", "cummax", "cummin", "device_put", "dynamic_slice"),
+    *("expand_dims", "gather", "name", "optimization_barrier", "reduce_max", "reduce_min"),
+    *("reduce_precision", "reshape", "rev", "slice", "split", "squeeze", "stop_gradient", "tile"),
+    *("transpose", "unstack", "sort", "pvary"),
+}
+# Functions whose results are finite wherever their operands are, overflow aside.
+_TOTAL = {
+    *("abs", "add", "add_any", "and", "argmax", "argmin", "asinh", "atan", "atan2", "bessel_i0e"),
+    *("bessel_i1e", "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "cosh"),
+    *("cumlogsumexp", "cumprod", "cumsum", "dot_general", "dynamic_update_slice", "erf", "erfc"),
+    *("exp", "exp2", "expm1", "floor", "iota", "logistic", "max", "min", "mul", "neg", "not", "or"),
+    *("pad", "reduce_prod", "reduce_sum", "round", "scatter", "scatter-add", "select_n", "sign"),
+    *("sin", "sinh", "square", "stack", "sub", "tanh", "xor", "is_finite", "reduce_and"),
+    *("reduce_or", "conv_general_dilated", "lt", "le", "gt", "ge", "eq", "ne", "integer_pow"),
+    *("random_bits", "random_wrap", "random_unwrap", "shift_right_logical", "threefry2x32"),
+    "bitcast_convert_type",
+} | MOVES_VALUES
+# Of integers only what cannot overflow is followed.
+_OF_INTEGERS = MOVES_VALUES | {
+    *("argmax", "argmin", "clamp", "concatenate", "convert_element_type", "iota", "max", "min"),
+    "select_n",
+}
+
+
+class Bounds:
+    """The intervals of a program's values. `aliases` says of the inputs of inner programs what they
+    are outside; values that are not in `random` are the same wherever a random value lies.
+    """
+
+    def __init__(
+        self,
+        defined_by: Mapping[Variable, Equation],
+        aliases: Mapping[Variable, Atom],
+        random: Container[Any],
+        body_output: Callable[[Equation, Variable], Atom | None],
+    ):
+        self._defined_by, self._aliases, self._random = defined_by, aliases, random
+        self._body_output = body_output
+        self._known: dict[Atom, Interval] = {}
+        self._steady: dict[Atom, bool] = {}
+
+    def of(self, atom: Atom) -> Interval:
+        """The interval in which all entries of an array lie."""
+        if isinstance(atom, Constant):
+            return _of_constant(atom)
+        if atom not in self._known:
+            self._known[atom] = ANY  # Whatever a loop leads back to.
+            self._known[atom] = self._of_variable(atom)
+        return self._known[atom]
+
+    def _of_variable(self, variable: Variable) -> Interval:
+        if variable in self._aliases:
+            return self.of(self._aliases[variable])
+        equation = self._defined_by.get(variable)
+        if equation is None:
+            return ANY
+        inner = self._body_output(equation, variable)
+        if inner is not None:
+            return self.of(inner)
+        whole = not jnp.issubdtype(variable.dtype, jnp.floating)
+        if whole and equation.primitive not in _OF_INTEGERS:
+            return ANY
+        return self._of_equation(equation, variable)
+
+    def _of_equation(self, equation: Equation, output: Variable) -> Interval:
+        name, inputs = equation.primitive, equation.inputs
+        if name in _INCREASING:
+            function, (least, most) = _INCREASING[name]
+            return self.of(inputs[0]).within(least, most, True).increasing(function)
+        if name in _WITHIN:
+            return _WITHIN[name]
+        if name in ("sort", "unstack", "split") and output is not equation.outputs[0]:
+            index = equation.outputs.index(output)
+            return self.of(inputs[index] if name == "sort" else inputs[0])
+        if name in MOVES_VALUES:
+            return self.of(inputs[0])
+        if name in ("concatenate", "stack"):
+            return self._hull(inputs)
+        if name == "select_n":
+            case = self.decided_case(equation)
+            return self._hull(inputs[1:] if case is None else (inputs[1 + case],))
+        if name in ("argmax", "argmin"):
+            return Interval(0.0, max(np.prod(_shape(inputs[0]), dtype=float) - 1, 0.0))
+        if name == "iota":
+            return Interval(0.0, float(max(max(output.shape, default=1) - 1, 0)))
+        rule = _RULES.get(name)
+        return ANY if rule is None else rule(self, equation)
+
+    def _hull(self, atoms: Any) -> Interval:
+        first, *rest = (self.of(atom) for atom in atoms)
+        for interval in rest:
+            first = first.hull(interval)
+        return first
+
+    def truth(self, atom: Atom) -> bool | None:
+        """The value of a truth value that is the same everywhere, else `None`."""
+        if isinstance(atom, Constant):
+            values = None if isinstance(atom.value, compat.Tracer) else np.unique(atom.value)
+            return bool(values[0]) if values is not None and len(values) == 1 else None
+        if atom in self._aliases:
+            return self.truth(self._aliases[atom])
+        equation = self._defined_by.get(atom)
+        if equation is None or atom.dtype != jnp.bool_:
+            return None
+        name, inputs = equation.primitive, equation.inputs
+        if name in ("broadcast_in_dim", "reshape", "squeeze", "slice", "copy", "reduce_and"):
+            return self.truth(inputs[0])
+        if name in ("reduce_or", "transpose", "rev", "stop_gradient"):
+            return self.truth(inputs[0])
+        if name == "not":
+            value = self.truth(inputs[0])
+            return None if value is None else not value
+        if name in ("and", "or"):
+            values = [self.truth(operand) for operand in inputs]
+            ends = name == "or"
+            return ends if ends in values else (None if None in values else not ends)
+        if name == "is_finite" and self.is_steady(inputs[0]) and self._is_finite(inputs[0]):
+            return True
+        return self._compared(equation) if name in _DECIDED else None
+
+    def _compared(self, equation: Equation) -> bool | None:
+        left, right = equation.inputs
+        name = equation.primitive
+        if left is right:
+            # Whether it is a number. It is, if it is finite.
+            return name in ("eq", "le", "ge") if self._is_finite(left) else None
+        if name in ("eq", "ne"):
+            infinite = [_is_infinite(atom) for atom in (left, right)]
+            if any(infinite):
+                return name == "ne" if self._is_finite(left if infinite[1] else right) else None
+        return _DECIDED[name](self.of(left), self.of(right))
+
+    def decided_case(self, select: Equation) -> int | None:
+        """Which case of a `select_n` is taken everywhere, if that is known."""
+        truth = self.truth(select.inputs[0])
+        return None if truth is None else int(truth)
+
+    def _is_finite(self, atom: Atom) -> bool:
+        """Whether it is finite for all finite inputs."""
+        if isinstance(atom, Constant):
+            return not isinstance(atom.value, compat.Tracer) and bool(
+                np.all(np.isfinite(np.asarray(atom.value)))
+            )
+        return self.is_steady(atom, finite=True)
+
+    def is_steady(self, atom: Atom, finite: bool = False) -> bool:
+        """Whether its being finite does not depend on where random values lie; with `finite`,
+        whether it is finite if all inputs of the program are.
+        """
+        if isinstance(atom, Constant):
+            return self._is_finite(atom) if finite else True
+        if not finite and atom not in self._random:
+            return True
+        key = (atom, finite)
+        if key not in self._steady:  # pyright: ignore
+            self._steady[key] = False  # pyright: ignore
+            self._steady[key] = self._is_steady(atom, finite)  # pyright: ignore
+        return self._steady[key]  # pyright: ignore
+
+    def _is_steady(self, variable: Variable, finite: bool) -> bool:
+        if not jnp.issubdtype(variable.dtype, jnp.inexact):
+            return True
+        if variable in self._aliases:
+            return self.is_steady(self._aliases[variable], finite)
+        equation = self._defined_by.get(variable)
+        if equation is None:
+            return True
+        inner = self._body_output(equation, variable)
+        if inner is not None:
+            return self.is_steady(inner, finite)
+        operands = equation.inputs
+        if equation.primitive == "select_n":
+            case = self.decided_case(equation)
+            operands = operands[1:] if case is None else (operands[1 + case],)
+        return self._has_an_answer(equation) and all(
+            self.is_steady(operand, finite) for operand in operands
+        )
+
+    def _has_an_answer(self, equation: Equation) -> bool:
+        """Whether its results are finite where its operands are, overflow aside."""
+        name, inputs = equation.primitive, equation.inputs
+        last = inputs[-1] if inputs else None
+        if name in ("div", "rem") or (name == "integer_pow" and compat.exponent(equation) < 0):
+            assert last is not None
+            return last not in self._random or not self.of(last).contains(0)
+        if name == "rsqrt":
+            return inputs[0] not in self._random or self.of(inputs[0]).is_positive
+        if name == "pow":
+            base = self.of(inputs[0])
+            return inputs[0] not in self._random or base.is_positive
+        if name in ("log", "log1p", "log2", "sqrt", "asin", "atanh"):
+            least, most = _INCREASING[name][1]
+            at = self.of(inputs[0])
+            closed = name in ("sqrt", "asin")
+            above = at.low > least or (at.low == least and (closed or at.low_open))
+            below = at.high < most or (at.high == most and (closed or at.high_open))
+            return inputs[0] not in self._random or (above and below)
+        if name in ("lgamma", "digamma"):
+            return inputs[0] not in self._random or self.of(inputs[0]).is_positive
+        if name in ("igamma", "igammac", "regularized_incomplete_beta", "random_gamma"):
+            return True
+        return name in _TOTAL or name in _INCREASING
+
+
+def _is_infinite(atom: Atom) -> bool:
+    known = isinstance(atom, Constant) and not isinstance(atom.value, compat.Tracer)
+    return known and bool(np.all(np.isinf(np.asarray(atom.value))))
+
+
+def _less(a: Interval, b: Interval) -> bool | None:
+    """`a < b`, for all of their numbers."""
+    if a.high < b.low or (a.high == b.low and (a.high_open or b.low_open)):
+        return True
+    return False if a.low >= b.high else None
+
+
+def _not(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def _equal(a: Interval, b: Interval) -> bool | None:
+    if _less(a, b) or _less(b, a):
+        return False
+    return True if a.low == a.high == b.low == b.high else None
+
+
+_DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
+    "lt": _less,
+    "gt": lambda a, b: _less(b, a),
+    "le": lambda a, b: _not(_less(b, a)),
+    "ge": lambda a, b: _not(_less(a, b)),
+    "eq": _equal,
+    "ne": lambda a, b: _not(_equal(a, b)),
+}
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    return atom.shape if isinstance(atom, Variable) else np.shape(atom.value)
+
+
+def _of_constant(atom: Constant) -> Interval:
+    if isinstance(atom.value, compat.Tracer):
+        return ANY
+    value = np.asarray(atom.value)
+    is_number = np.issubdtype(value.dtype, np.number) or value.dtype == jnp.bfloat16
+    if not is_number or not value.size or np.any(np.isnan(value)) or np.iscomplexobj(value):
+        return ANY
+    low, high = float(value.min()), float(value.max())
+    return Interval(low, high)
+
+
+def _square(bounds: Bounds, equation: Equation) -> Interval:
+    return bounds.of(equation.inputs[0]).magnitude.increasing(np.square)
+
+
+def _integer_power(bounds: Bounds, equation: Equation) -> Interval:
+    base, exponent = bounds.of(equation.inputs[0]), compat.exponent(equation)
+    if exponent < 0:
+        base, exponent = base.reciprocal, -exponent
+    if exponent % 2 == 0:
+        base = base.magnitude
+    return base.increasing(lambda end: end**exponent)
+
+
+def _power(bounds: Bounds, equation: Equation) -> Interval:
+    base = bounds.of(equation.inputs[0])
+    if base.is_positive:
+        return _POSITIVE
+    return _NOT_NEGATIVE if base.low >= 0 else ANY
+
+
+def _sum(bounds: Bounds, equation: Equation) -> Interval:
+    (operand,) = equation.inputs
+    count = math.prod(_shape(operand)) / max(math.prod(equation.outputs[0].shape), 1)
+    if not count:
+        return Interval(0.0, 0.0)
+    return bounds.of(operand).increasing(lambda end: end * count)
+
+
+def _running_sum(bounds: Bounds, equation: Equation) -> Interval:
+    one = bounds.of(equation.inputs[0])
+    if one.low >= 0:
+        return Interval(one.low, _INFINITY, one.low_open, True)
+    return Interval(-_INFINITY, one.high, True, one.high_open) if one.high <= 0 else ANY
+
+
+def _product(bounds: Bounds, equation: Equation) -> Interval:
+    a, b = equation.inputs
+    if a is b:
+        return _square(bounds, equation)
+    return bounds.of(a) * bounds.of(b)
+
+
+def _inner_product(bounds: Bounds, equation: Equation) -> Interval:
+    a, b = equation.inputs
+    if a is b and len(_shape(a)) == 1:
+        return _NOT_NEGATIVE
+    terms = bounds.of(a) * bounds.of(b)
+    if terms.low >= 0:
+        return _POSITIVE if terms.is_positive else _NOT_NEGATIVE
+    return ANY
+
+
+def _clamp(bounds: Bounds, equation: Equation) -> Interval:
+    least, value, most = (bounds.of(atom) for atom in equation.inputs)
+    return -((-(value.largest(least))).largest(-most))
+
+
+def _convert(bounds: Bounds, equation: Equation) -> Interval:
+    operand = equation.inputs[0]
+    kind = operand.dtype if isinstance(operand, Variable) else jnp.result_type(operand.value)
+    if kind == jnp.bool_:
+        return Interval(0.0, 1.0)
+    if jnp.issubdtype(kind, jnp.floating) and not jnp.issubdtype(
+        equation.outputs[0].dtype, jnp.floating
+    ):
+        return bounds.of(operand).increasing(np.trunc, strictly=False)
+    return bounds.of(operand)
+
+
+def _bits(bounds: Bounds, equation: Equation) -> Interval:
+    """A float whose exponent is that of 1 and whose other bits are random: `uniform` makes it. The
+    ends of what a draw may be are not places where anything steps, so they are left out.
+    """
+    made = bounds._defined_by.get(equation.inputs[0])  # pyright: ignore
+    if made is None or made.primitive != "or":
+        return ANY
+    one = np.array(1.0, equation.outputs[0].dtype)
+    pattern = one.view(f"u{one.dtype.itemsize}")
+    mantissa = jnp.finfo(one.dtype).nmant
+    exponents = [_number(atom) for atom in made.inputs]
+    shifted = [bounds._defined_by.get(atom) for atom in made.inputs]  # pyright: ignore
+    for exponent, shift in zip(exponents, reversed(shifted), strict=True):
+        if exponent == pattern and shift is not None:
+            places = _number(shift.inputs[1]) if shift.primitive == "shift_right_logical" else None
+            if places == one.dtype.itemsize * 8 - mantissa:
+                return Interval(1.0, 2.0, True, True)
+    return ANY
+
+
+def _number(atom: Atom) -> Any:
+    if not isinstance(atom, Constant) or isinstance(atom.value, compat.Tracer):
+        return None
+    value = np.unique(np.asarray(atom.value))
+    return value[0] if len(value) == 1 else None
+
+
+_RULES: dict[str, Callable[[Bounds, Equation], Interval]] = {
+    "abs": lambda bounds, e: bounds.of(e.inputs[0]).magnitude,
+    "add": lambda bounds, e: bounds.of(e.inputs[0]) + bounds.of(e.inputs[1]),
+    "add_any": lambda bounds, e: bounds.of(e.inputs[0]) + bounds.of(e.inputs[1]),
+    "bitcast_convert_type": _bits,
+    "clamp": _clamp,
+    "convert_element_type": _convert,
+    "cumsum": _running_sum,
+    "div": lambda bounds, e: bounds.of(e.inputs[0]) * bounds.of(e.inputs[1]).reciprocal,
+    "dot_general": _inner_product,
+    "integer_pow": _integer_power,
+    "max": lambda bounds, e: bounds.of(e.inputs[0]).largest(bounds.of(e.inputs[1])),
+    "min": lambda bounds, e: -(-bounds.of(e.inputs[0])).largest(-bounds.of(e.inputs[1])),
+    "mul": _product,
+    "neg": lambda bounds, e: -bounds.of(e.inputs[0]),
+    "pow": _power,
+    "reduce_sum": _sum,
+    "rsqrt": lambda bounds, e: (
+        bounds.of(e.inputs[0]).within(0.0, _INFINITY, True).increasing(np.sqrt).reciprocal
+    ),
+    "square": _square,
+    "sub": lambda bounds, e: bounds.of(e.inputs[0]) + -bounds.of(e.inputs[1]),
+}

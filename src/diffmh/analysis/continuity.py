@@ -1,0 +1,282 @@
+"""Continuity: where a function jumps at a place that moves with θ.
+
+The derivative of an expectation is taken at fixed random values. Where the *place* of a jump in
+such a value depends on θ (a bound of a support, a threshold), that derivative is zero on both sides,
+and what the moving jump contributes is lost. This analysis follows the steps of moved values
+(comparisons, rounding, searches, divisions by what may be 0) through a program. A step is closed
+where what is computed from it is proved to be continuous; one that is still open at a result is a
+jump, proved or possible. Nothing is tried out: see docs/continuity.md for the rules and for what
+they cannot see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .._lowering import compat
+from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from .._validate import NotDifferentiable
+from .facts import Facts, is_inexact, shape_of
+from .sides import COMPARISONS, Open, Prover
+from .steps import KNOWN, steps
+
+# A jump of an operand is one of the result, the other operands fixed.
+_PASSES_JUMPS = {
+    *("add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
+    *("copy_p", "cumsum", "name", "neg", "optimization_barrier", "pad", "reduce_sum", "reshape"),
+    *("rev", "slice", "squeeze", "stack", "sub", "tile", "transpose", "unstack"),
+}
+
+
+class Jump(eqx.Module):
+    """A step that may make a function jump at a place that depends on θ: where it is written, and
+    whether it certainly does.
+    """
+
+    where: str
+    primitive: str
+    certain: bool
+
+
+def moving_jumps(
+    function: Callable[..., Any], theta: PyTree, x: PyTree, x_moves: bool = False
+) -> list[Jump]:
+    """The jumps of `function(theta, x)` in continuous x whose place depends on theta; or all of
+    them, where x itself moves with theta.
+
+    Arguments may be pytrees of `jax.ShapeDtypeStruct`.
+    """
+    form = lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+    theta, x = jax.tree.map(form, (theta, x))
+    program, _ = compat.program(function, theta, x)
+    count = len(jax.tree.leaves(theta))
+    of_x = [v for v in program.inputs[count:] if jnp.issubdtype(v.dtype, jnp.floating)]
+    by_theta, by_x = set(program.inputs[:count]), set(of_x)
+    if x_moves:
+        by_theta |= by_x
+    _follow(program, by_theta)
+    _follow(program, by_x)
+    _refuse_unknown(program, by_theta)
+    return jumps(program, by_theta, by_x)
+
+
+def jumps(program: Program, theta: Iterable[Variable], random: Iterable[Variable]) -> list[Jump]:
+    """The jumps of a program, given which of its values depend on θ and on continuous random
+    values.
+    """
+    walk = _Walk(Facts(program, theta, random))
+    walk.through(program)
+    found: dict[Equation, bool] = {}
+    for output in program.outputs:
+        for step, certain in walk.open(output).items():
+            found[step] = found.get(step, False) or certain
+    return [Jump(step.where, step.primitive, certain) for step, certain in found.items()]
+
+
+def _follow(program: Program, reached: set[Variable]) -> None:
+    """Adds everything that is computed from what is in the set."""
+    size = -1
+    while size != len(reached):
+        size = len(reached)
+        _follow_once(program, reached)
+
+
+def _follow_once(program: Program, reached: set[Variable]) -> None:
+    for equation in program.equations:
+        if equation.primitive == "stop_gradient":
+            continue
+        if equation.control is None:
+            if any(atom in reached for atom in equation.inputs):
+                reached.update(equation.outputs)
+            continue
+        edges = equation.control.edges()
+        for operand, targets in zip(equation.inputs, edges.into, strict=True):
+            if operand in reached:
+                # An operand that only decides decides on every output.
+                reached.update(targets or equation.outputs)
+        for inner in equation.inner:
+            _follow_once(inner, reached)
+        reached.update(target for source, target in edges.around if source in reached)
+        for output, sources in zip(equation.outputs, edges.out, strict=True):
+            if any(source in reached for source in sources):
+                reached.add(output)
+        if isinstance(equation.control, While) and equation.control.condition.outputs[0] in reached:
+            reached.update(equation.outputs)
+
+
+def _refuse_unknown(program: Program, theta: set[Variable]) -> None:
+    for equation in program.equations:
+        for inner in equation.inner:
+            _refuse_unknown(inner, theta)
+        known = equation.control is not None or equation.primitive in KNOWN or equation.vouched
+        if not known and any(atom in theta for atom in equation.inputs):
+            raise NotDifferentiable(
+                f"diffmh does not know the primitive `{equation.primitive}` at {equation.where},"
+                " which depends on theta: it cannot tell whether it is continuous. If it is, wrap"
+                " the function that uses it: `diffmh.continuous(function)`."
+            )
+
+
+class _Walk:
+    """Takes the open steps through a program, equation by equation."""
+
+    def __init__(self, facts: Facts):
+        self.facts = facts
+        self._opens: dict[Variable, Open] = {}
+        self._prover = Prover(facts, self._opens)
+
+    def open(self, atom: Atom) -> Open:
+        return {} if isinstance(atom, Constant) else self._opens.get(atom, {})
+
+    def through(self, program: Program) -> None:
+        for equation in program.equations:
+            if equation.primitive == "stop_gradient":
+                continue
+            # Inside of a loop that is vouched for nothing is looked at.
+            match None if equation.vouched else equation.control:
+                case None:
+                    self._primitive(equation)
+                case Cond():
+                    self._cond(equation)
+                case Scan() | While():
+                    self._loop(equation)
+
+    def _primitive(self, equation: Equation) -> None:
+        incoming = self._incoming(equation)
+        new = self._new(equation)
+        for output in equation.outputs:
+            certain = not is_inexact(output) or equation.primitive in ("floor", "ceil", "round")
+            born = {equation: certain} if output in new else {}
+            if equation.primitive in ("lt", "le", "gt", "ge", "eq", "ne", "is_finite", "sign"):
+                born = dict.fromkeys(born, False)
+            self._leave(output, {**incoming, **born})
+
+    def _new(self, equation: Equation) -> tuple[Variable, ...]:
+        if equation.vouched or not self.facts.is_moved(equation.inputs):
+            return ()
+        found = steps(self.facts, equation)
+        if found and equation.primitive in COMPARISONS and self._prover.is_decided(equation):
+            return ()
+        return found
+
+    def _incoming(self, equation: Equation) -> Open:
+        """The steps of the operands. A proved jump stays so where it only passes through."""
+        passes = equation.primitive in _PASSES_JUMPS or self._is_scaling(equation)
+        index = self._own_order(equation)
+        found: dict[Equation, bool] = {}
+        inputs = equation.inputs
+        if equation.primitive == "select_n":
+            case = self.facts.bounds.decided_case(equation)
+            inputs = inputs if case is None else (inputs[1 + case],)
+        for atom in inputs:
+            for step, certain in self.open(atom).items():
+                if step is not index:
+                    found[step] = found.get(step, False) or (certain and passes)
+        return found
+
+    def _is_scaling(self, equation: Equation) -> bool:
+        """Whether it multiplies or divides by numbers that are not 0, or selects entries."""
+        jumping = [bool(self.open(atom)) for atom in equation.inputs]
+        if equation.primitive in ("mul", "div") and sum(jumping) == 1:
+            other = equation.inputs[jumping.index(False)]
+            return not self.facts.bounds.of(other).contains(0)
+        return False
+
+    def _own_order(self, equation: Equation) -> Equation | None:
+        """The search or sort, if an array is read at the places that it found in the same array:
+        `v[argmax(v)]` is continuous, as places change only where entries are equal.
+        """
+        if equation.primitive not in ("gather", "dynamic_slice") or len(equation.inputs) < 2:
+            return None
+        array, *places = equation.inputs
+        found = [self._searched(place) for place in places]
+        (search, *others) = [one for one in found if one is not None] or [None]
+        if search is None or any(other is not search for other in others):
+            return None
+        same = self.facts.number(search.inputs[0]) == self.facts.number(array)
+        return search if same and len(shape_of(array)) == 1 else None
+
+    def _searched(self, atom: Atom) -> Equation | None:
+        """The search whose results an array of places holds, rearranged at most."""
+        atom = self.facts.resolve(atom)
+        equation = self.facts.definition(atom)
+        if equation is None:
+            return None
+        name, inputs = equation.primitive, equation.inputs
+        if name in ("argmax", "argmin", "top_k"):
+            return equation if name != "top_k" or atom is equation.outputs[1] else None
+        if name == "sort":
+            return equation if self._sorts_places(equation, atom) else None
+        if name in ("broadcast_in_dim", "reshape", "squeeze", "slice", "rev", "transpose", "copy"):
+            return self._searched(inputs[0])
+        if name == "convert_element_type" and not is_inexact(inputs[0]):
+            return self._searched(inputs[0])
+        if name in ("dynamic_slice", "gather") and not any(map(self.open, inputs[1:])):
+            return self._searched(inputs[0])
+        if name == "select_n":
+            case = self.facts.bounds.decided_case(equation)
+            return None if case is None else self._searched(inputs[1 + case])
+        return None
+
+    def _sorts_places(self, equation: Equation, output: Atom) -> bool:
+        """Whether a sort carries the numbers 0, 1, … along with one array of keys."""
+        if len(equation.inputs) != 2 or output is not equation.outputs[1]:
+            return False
+        counted = self.facts.definition(equation.inputs[1])
+        return counted is not None and counted.primitive == "iota"
+
+    def _leave(self, output: Variable, steps: Open) -> None:
+        # They are open until proved closed: whatever cannot be taken apart keeps them.
+        self._opens[output] = steps
+        if steps and is_inexact(output):
+            self._opens[output] = self._prover.remaining(output, steps)
+
+    def _cond(self, equation: Equation) -> None:
+        assert isinstance(equation.control, Cond)
+        for branch in equation.control.branches:
+            for inner, operand in zip(branch.inputs, equation.inputs[1:], strict=True):
+                self._opens[inner] = self.open(operand)
+            self.through(branch)
+        deciding = dict.fromkeys(self.open(equation.inputs[0]), False)
+        outs = equation.control.edges().out
+        for output, sources in zip(equation.outputs, outs, strict=True):
+            self._leave(output, _merged(deciding, *map(self.open, sources)))
+
+    def _loop(self, equation: Equation) -> None:
+        """Until no step is carried round that was not before."""
+        control = equation.control
+        assert control is not None
+        edges = control.edges()
+        for operand, targets in zip(equation.inputs, edges.into, strict=True):
+            for target in targets:
+                self._opens[target] = self.open(operand)
+        before = -1
+        while before != (size := sum(len(self.open(target)) for _, target in edges.around)):
+            before = size
+            self._prover.forget()
+            for inner in equation.inner:
+                self.through(inner)
+            for source, target in edges.around:
+                self._opens[target] = _merged(self.open(target), self.open(source))
+        stopping: Open = {}
+        if isinstance(control, While):
+            stopping = dict.fromkeys(self.open(control.condition.outputs[0]), False)
+        for output, sources in zip(equation.outputs, edges.out, strict=True):
+            # A loop's results are what its last round made of them: the steps have been looked at.
+            opened = _merged(stopping, *map(self.open, sources))
+            if opened:
+                self._opens[output] = opened
+
+
+def _merged(*several: Open) -> dict[Equation, bool]:
+    found: dict[Equation, bool] = {}
+    for steps in several:
+        for step, certain in steps.items():
+            found[step] = found.get(step, False) or certain
+    return found

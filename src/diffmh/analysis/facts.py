@@ -1,0 +1,179 @@
+"""Facts: what can be looked up of the values of a program and of the programs within it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._lowering import compat
+from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from .bounds import Bounds
+
+
+class Facts:
+    """`theta` and `random` are the values that depend on θ, and on continuous random values; a
+    value that depends on both is *moved*: the place where it passes a threshold depends on θ.
+    """
+
+    def __init__(self, program: Program, theta: Iterable[Variable], random: Iterable[Variable]):
+        self.theta, self.random = set(theta), set(random)
+        self.defined_by: dict[Variable, Equation] = {}
+        # Inputs of inner programs that are one value of the program outside, in every round.
+        self.aliases: dict[Variable, Atom] = {}
+        self._bodies: dict[Equation, Program] = {}
+        self._numbers: dict[Atom, int] = {}
+        self._numbered: dict[Hashable, int] = {}
+        self._enter(program)
+        self.bounds = Bounds(self.defined_by, self.aliases, self.random, self.body_output)
+        self._analytic: dict[Atom, bool] = {}
+
+    def _enter(self, program: Program) -> None:
+        for equation in program.equations:
+            self.defined_by.update(dict.fromkeys(equation.outputs, equation))
+            for inner in equation.inner:
+                self._enter(inner)
+            self._alias(equation)
+
+    def _alias(self, equation: Equation) -> None:
+        control, inputs = equation.control, equation.inputs
+        if isinstance(control, Cond):
+            for branch in control.branches:
+                self.aliases.update(zip(branch.inputs, inputs[1:], strict=True))
+        elif isinstance(control, Scan):
+            count = control.num_constants
+            self.aliases.update(zip(control.body.inputs[:count], inputs[:count], strict=True))
+        elif isinstance(control, While):
+            of_condition, of_body, _ = control.parts(inputs)
+            self.aliases.update(
+                zip(control.condition.inputs[: len(of_condition)], of_condition, strict=True)
+            )
+            self.aliases.update(zip(control.body.inputs[: len(of_body)], of_body, strict=True))
+
+    def body_output(self, equation: Equation, output: Variable) -> Atom | None:
+        """Of a function with a derivative of its own: the value inside that is this output."""
+        if equation not in self._bodies:
+            body = compat.body(equation)
+            if body is None:
+                return None
+            self._bodies[equation] = body
+            self._enter(body)
+            self.aliases.update(zip(body.inputs, equation.inputs, strict=True))
+            # What is inside is not looked at for steps; it may be anything.
+            self.random.update(v for e in body.equations for v in e.outputs)
+        return self._bodies[equation].outputs[equation.outputs.index(output)]
+
+    def resolve(self, atom: Atom) -> Atom:
+        """The value outside that an input of an inner program is."""
+        while isinstance(atom, Variable) and atom in self.aliases:
+            atom = self.aliases[atom]
+        return atom
+
+    def definition(self, atom: Atom) -> Equation | None:
+        atom = self.resolve(atom)
+        return self.defined_by.get(atom) if isinstance(atom, Variable) else None
+
+    def is_moved(self, atoms: Iterable[Any]) -> bool:
+        """Whether a function of these values is moved."""
+        atoms = [atom for atom in atoms if is_inexact(atom)]
+        return any(a in self.theta for a in atoms) and any(a in self.random for a in atoms)
+
+    def number(self, atom: Atom) -> int:
+        """Equal for values that are computed by the same operations from the same values."""
+        atom = self.resolve(atom)
+        if atom not in self._numbers:
+            self._numbers[atom] = -1 - len(self._numbers)  # Within a loop: by itself.
+            key = self._key(atom)
+            self._numbers[atom] = self._numbered.setdefault(key, len(self._numbered))
+        return self._numbers[atom]
+
+    def _key(self, atom: Atom) -> Hashable:
+        if isinstance(atom, Constant):
+            if isinstance(atom.value, compat.Tracer):
+                return ("tracer", id(atom.value))
+            value = np.asarray(atom.value)
+            digest = hashlib.sha256(value.tobytes()).digest()
+            return ("constant", value.shape, str(value.dtype), digest)
+        equation = self.defined_by.get(atom)
+        if equation is None or equation.control is not None or "custom" in equation.primitive:
+            return ("itself", id(atom))
+        operands = tuple(map(self.number, equation.inputs))
+        output = equation.outputs.index(atom)
+        return (equation.primitive, compat.parameters_of(equation), operands, output)
+
+    def is_analytic(self, atom: Atom) -> bool:
+        """Whether it is an analytic function of the continuous random values, all else fixed: such
+        a function equals a number everywhere or almost nowhere.
+        """
+        atom = self.resolve(atom)
+        if isinstance(atom, Constant) or atom not in self.random:
+            return True
+        if atom not in self._analytic:
+            self._analytic[atom] = False
+            self._analytic[atom] = self._is_analytic(atom)
+        return self._analytic[atom]
+
+    def _is_analytic(self, variable: Variable) -> bool:
+        equation = self.defined_by.get(variable)
+        if equation is None:
+            return is_inexact(variable)
+        inner = self.body_output(equation, variable)
+        if inner is not None:
+            return self.is_analytic(inner)
+        inputs = equation.inputs
+        if equation.primitive == "select_n":
+            case = self.bounds.decided_case(equation)
+            if case is None:
+                return False
+            inputs = (inputs[1 + case],)
+        elif equation.primitive in ("max", "min"):
+            larger = self.decided_larger(equation)
+            if larger is None:
+                return False
+            inputs = (inputs[larger if equation.primitive == "max" else 1 - larger],)
+        elif equation.primitive == "bitcast_convert_type":
+            return True  # Random bits.
+        elif equation.primitive not in ANALYTIC:
+            return False
+        return all(is_inexact(a) or a not in self.random for a in inputs) and all(
+            map(self.is_analytic, inputs)
+        )
+
+    def decided_larger(self, equation: Equation) -> int | None:
+        """Which of two operands is the larger one everywhere, if that is known."""
+        a, b = (self.bounds.of(atom) for atom in equation.inputs)
+        return 0 if a.low >= b.high else (1 if b.low >= a.high else None)
+
+
+def is_inexact(atom: Atom) -> bool:
+    return jnp.issubdtype(dtype_of(atom), jnp.inexact)
+
+
+def is_complex(atom: Atom) -> bool:
+    return jnp.issubdtype(dtype_of(atom), jnp.complexfloating)
+
+
+def dtype_of(atom: Atom) -> Any:
+    return atom.dtype if isinstance(atom, Variable) else jnp.result_type(atom.value)
+
+
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    return atom.shape if isinstance(atom, Variable) else np.shape(atom.value)
+
+
+# Analytic where they are defined.
+ANALYTIC = {
+    *("acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atanh", "bessel_i0e"),
+    *("bessel_i1e", "broadcast_in_dim", "cbrt", "cholesky", "concatenate", "conv_general_dilated"),
+    *("convert_element_type", "copy", "copy_p", "cos", "cosh", "cumlogsumexp", "cumprod", "cumsum"),
+    *("custom_linear_solve", "digamma", "div", "dot_general", "dynamic_slice", "erf", "erf_inv"),
+    *("erfc", "exp", "exp2", "expand_dims", "expm1", "fft", "gather", "igamma", "igammac", "imag"),
+    *("integer_pow", "lgamma", "log", "log1p", "log2", "logistic", "mul", "name", "neg"),
+    *("optimization_barrier", "pad", "polygamma", "pow", "random_gamma", "real", "reduce_precision"),
+    *("reduce_prod", "reduce_sum", "regularized_incomplete_beta", "reshape", "rev", "rsqrt", "sin"),
+    *("sinh", "slice", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "tan"),
+    *("tanh", "tile", "transpose", "triangular_solve", "unstack", "pvary"),
+}
