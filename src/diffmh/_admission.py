@@ -5,7 +5,7 @@ at its start.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _trees, _validate
-from ._continuity import Jump, moving_jumps
 from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import NotDifferentiable
+from .analysis import Jump, moving_jumps
 from .chain import Stepper
 from .kernel import Kernel, moves_with_theta
 from .parameters import jacobian
@@ -160,8 +160,8 @@ def check_start(
 
 
 def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
-    """Refuses a density that certainly jumps in x at a place that depends on θ; returns where it
-    may.
+    """Refuses a density that certainly jumps in x at a place that depends on θ, and an f that may;
+    returns where the density may.
     """
     seen = {id(update.target): update for update in simulation.kernel.updates()}
     moves = moves_with_theta(simulation.kernel)
@@ -169,34 +169,31 @@ def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
     for update in seen.values():
         density = lambda theta, x, update=update: update.log_density(theta, x, *args)
         found += moving_jumps(density, theta, x, moves)
-    if moves:
-        found += _jumps_of_f(simulation, theta, x, args)
-    for jump in found:
-        if jump.certain:
-            raise NotDifferentiable(
-                f"`log_density` jumps in x at a place that depends on theta, or x itself does"
-                f" (`{jump.primitive}` at {jump.where}): the derivative of where it jumps would be"
-                " lost. Write x in units"
-                " in which the place is fixed (a support (0, 1) scaled by theta), or vouch for"
-                " what is continuous with `diffmh.continuous(function)`."
-            )
+    refuse_jumps([jump for jump in found if jump.certain], "log_density", moves)
+    places = (x, x) if simulation.lag else (x,)
+    f = lambda theta, places: simulation.f(theta, *places, *args)
+    refuse_jumps(moving_jumps(f, theta, places, moves), "f", moves)
     return tuple(found)
 
 
-def _jumps_of_f(simulation, theta, x, args) -> list[Jump]:
-    """Where states move with θ, what f jumps by is lost as well."""
-    places = (x, x) if simulation.lag else (x,)
-    f = lambda theta, places: simulation.f(theta, *places, *args)
-    found = moving_jumps(f, theta, places, True)
-    for jump in found:
-        if jump.certain:
-            raise NotDifferentiable(
-                f"`f` jumps in x (`{jump.primitive}` at {jump.where}), and this kernel's moves"
-                " depend on theta: the derivative of when x passes the jump would be lost. Make f"
-                " continuous, take a kernel whose moves don't depend on theta, or vouch for what is"
-                " continuous with `diffmh.continuous(function)`."
-            )
-    return found
+def refuse_jumps(jumps: Sequence[Jump], name: str, moves: bool) -> None:
+    """Refuses the function `name` for jumps in x at places that depend on θ; `moves` says that x
+    itself moves with θ.
+    """
+    for jump in jumps:
+        jumps_at = "jumps" if jump.certain else "may jump"
+        why = (
+            "and this kernel's moves depend on theta"
+            if moves
+            else "at a place that depends on theta"
+        )
+        raise NotDifferentiable(
+            f"`{name}` {jumps_at} in x {why} (`{jump.primitive}` at {jump.where}): the estimator"
+            " cannot see the moving jump, so the derivative would be wrong. Write x in units in"
+            " which the place is fixed (a support (0, 1) scaled by theta)"
+            f"{', or take a kernel whose moves do not depend on theta' if moves else ''}. If"
+            f" `{name}` is continuous, vouch for it: `{name} = diffmh.continuous({name})`."
+        )
 
 
 def _check_scalars(simulation, theta, x, args) -> None:

@@ -15,10 +15,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from . import _trees, _validate
-from ._admission import Unflatten
+from ._admission import Unflatten, refuse_jumps
 from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import Checked
+from .analysis import moving_jumps
 from .report import Report, RunChains, report
 from .simulation import flatten
 
@@ -58,6 +59,9 @@ class FromDraws(eqx.Module):
         f = lambda theta, x: _validate.numbers(self.f(theta, x, *args), "`f`")
         form = jax.eval_shape(f, theta, one)
         _refuse_unless_scalar(jax.eval_shape(self.log_density, theta, one, *args))
+        density = lambda theta, x: self.log_density(theta, x, *args)
+        refuse_jumps(moving_jumps(density, theta, one), "log_density", moves=False)
+        refuse_jumps(moving_jumps(f, theta, one), "f", moves=False)
         explicit = compat.depends_on(f, theta, one)
         found = _evaluate(self.f, self.log_density, theta, self.draws, args, explicit)
         return _summary(_Found(*(np.asarray(part, float) for part in found)), theta, form)
@@ -95,7 +99,8 @@ def from_draws(
     **Returns** an object with `.run(theta, *args) -> Report`, where θ must be the one that the
     draws were made with.
 
-    **Refused**: arrays that disagree about chains and draws, draws that are not finite, fewer than
+    **Refused**: an f or a `log_density` that may jump in x at a place that depends on θ (`diffmh.continuous`
+    vouches for what does not); arrays that disagree about chains and draws, draws that are not finite, fewer than
     16 of them.
 
     >>> import jax, jax.numpy as jnp, diffmh

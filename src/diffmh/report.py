@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from . import _display
-from ._continuity import Jump
+from .analysis import Jump
 from ._display import number_with_error
 from ._validate import Checked
 from .findings import Finding, cannot_be_right, find

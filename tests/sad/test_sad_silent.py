@@ -145,7 +145,7 @@ def test_silent_zeros_are_refused(name):
 @pytest.mark.parametrize("name", ["isnan", "slogdet", "key_data"])
 def test_mistake_a_step_that_is_not_seen(name, monkeypatch):
     """Without the refusal the derivative is zero, where it is not."""
-    monkeypatch.setattr(refusals, "_refuse_step", lambda *_: None)
+    monkeypatch.setattr(refusals, "_refuse_jumps", lambda *_: None)
     assert jax.grad(sad.expectation(SILENT[name]))(0.4, KEY) == 0.0
     mean = lambda t: np.mean(
         jax.vmap(lambda key: SILENT[name](t, key))(jax.random.split(KEY, 10_000))

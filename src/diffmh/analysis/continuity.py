@@ -11,7 +11,7 @@ they cannot see.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -66,11 +66,18 @@ def moving_jumps(
     return jumps(program, by_theta, by_x)
 
 
-def jumps(program: Program, theta: Iterable[Variable], random: Iterable[Variable]) -> list[Jump]:
+def jumps(
+    program: Program,
+    theta: Iterable[Variable],
+    random: Iterable[Variable],
+    decisions: Container[str] = frozenset(),
+    stepping: Container[str] = frozenset(),
+) -> list[Jump]:
     """The jumps of a program, given which of its values depend on θ and on continuous random
-    values.
+    values. Primitives in `decisions` have estimators of their own and make no step; those in
+    `stepping` are steps besides JAX's.
     """
-    walk = _Walk(Facts(program, theta, random))
+    walk = _Walk(Facts(program, theta, random), decisions, stepping)
     walk.through(program)
     found: dict[Equation, bool] = {}
     for output in program.outputs:
@@ -126,8 +133,8 @@ def _refuse_unknown(program: Program, theta: set[Variable]) -> None:
 class _Walk:
     """Takes the open steps through a program, equation by equation."""
 
-    def __init__(self, facts: Facts):
-        self.facts = facts
+    def __init__(self, facts: Facts, decisions: Container[str], stepping: Container[str]):
+        self.facts, self._decisions, self._stepping = facts, decisions, stepping
         self._opens: dict[Variable, Open] = {}
         self._prover = Prover(facts, self._opens)
 
@@ -160,6 +167,10 @@ class _Walk:
     def _new(self, equation: Equation) -> tuple[Variable, ...]:
         if equation.vouched or not self.facts.is_moved(equation.inputs):
             return ()
+        if equation.primitive in self._decisions:
+            return ()
+        if equation.primitive in self._stepping:
+            return equation.outputs
         found = steps(self.facts, equation)
         if found and equation.primitive in COMPARISONS and self._prover.is_decided(equation):
             return ()

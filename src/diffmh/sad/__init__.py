@@ -2,7 +2,7 @@
 randomness.
 """
 
-from .._continuity import continuous as continuous
+from ..analysis import continuous as continuous
 from .estimators import Alternatives as Alternatives
 from .estimators import Combined as Combined
 from .estimators import Score as Score

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._lowering.program import Equation
-from .._steps import STEPS, is_complex, is_inexact
+from ..analysis.facts import is_complex, is_inexact
+from ..analysis.steps import STEPS
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
@@ -47,7 +48,7 @@ STOPPED = {"stop_gradient"}
 
 # Steps: the tangent is that of the pieces, often zero. Refused on a continuous random value: where
 # it jumps has a derivative too.
-JUMPS = STEPS
+JUMPS = set(STEPS)
 
 # Never differentiated; alternative by evaluation.
 LOGIC = _names("and empty2 iota is_finite not or reduce_and reduce_or reduce_xor xor")

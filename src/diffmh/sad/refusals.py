@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from .._bounds import decided
-from .._crossing import makes_no_jump
 from .._lowering import compat
-from .._lowering.program import Cond, Equation, Program, Scan, Variable, While
-from .._steps import EQUALITIES, ORDERS, is_inexact, steps
+from .._lowering.program import Equation, Program, While
 from .._validate import NotDifferentiable
+from ..analysis import jumps
+from ..analysis.steps import STEPS
 from . import primitives
 from .analysis import Analysis
 from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
 
-# What may be evaluated at made-up numbers.
-_ARITHMETIC = primitives.SMOOTH | primitives.JUMPS | primitives.LOGIC
-
-
-def refuse(
-    analysis: Analysis, program: Program, any_primitive: bool = False, vouched: bool = False
-) -> None:
+def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) -> None:
     """Refuses programs whose derivative would be wrong, and, unless JAX differentiates them itself,
-    primitives without a rule. What a user has `vouched` for is continuous.
+    primitives without a rule.
     """
-    defined_by = {output: equation for equation in program.equations for output in equation.outputs}
+    _refuse_equations(analysis, program, any_primitive)
+    _refuse_jumps(analysis, program)
+
+
+def _refuse_equations(analysis: Analysis, program: Program, any_primitive: bool) -> None:
     for equation in program.equations:
-        continuous = vouched or equation.vouched or _only_searches(analysis, program, equation)
         for inner in equation.inner:
-            refuse(analysis, inner, any_primitive, continuous)
+            _refuse_equations(analysis, inner, any_primitive)
         if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
@@ -42,8 +38,6 @@ def refuse(
             )
         if equation.control is None:
             _refuse_primitive(analysis, equation, any_primitive)
-            if not vouched and not equation.vouched:
-                _refuse_step(analysis, program, equation, defined_by)
 
 
 def _refuse_condition(analysis: Analysis, loop: While) -> None:
@@ -104,63 +98,21 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
         )
 
 
-def _refuse_step(
-    analysis: Analysis,
-    program: Program,
-    equation: Equation,
-    defined_by: Mapping[Variable, Equation],
-) -> None:
+def _refuse_jumps(analysis: Analysis, program: Program) -> None:
     """Refuses steps of continuous random values that move, on the way to the result."""
-    inputs = equation.inputs
-    if equation.primitive in (SAMPLE, PROPOSE) or not (
-        any(atom in analysis.tangent for atom in inputs)
-        and any(atom in analysis.continuous for atom in inputs)
-    ):
-        return
-    stepped = (*steps(equation, defined_by), *_flat_results(analysis, equation))
-    if not analysis.matters.intersection(stepped):
-        return
-    if equation.primitive in ORDERS | EQUALITIES and decided(program, equation):
-        return
-    if _is_arithmetic(equation) and makes_no_jump(program, equation, _is_arithmetic):
-        return
-    raise NotDifferentiable(
-        f"`{equation.primitive}`{_at(equation)} makes a step of a continuous random value that"
-        " depends on theta: the derivative of how often it steps would be lost. Draw the decision"
-        " itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use another sampler of"
-        " `diffmh.sad`. Where it makes no jump, say so by `sad.continuous(function)`; where it does"
-        " no harm, hide it by `jax.lax.stop_gradient`."
-    )
-
-
-def _is_arithmetic(equation: Equation) -> bool:
-    """Whether it ends and means something for whatever numbers."""
-    inner = all(_is_arithmetic(one) for program in equation.inner for one in program.equations)
-    known = isinstance(equation.control, Scan | Cond) or equation.primitive in _ARITHMETIC
-    return known and inner
-
-
-def _only_searches(analysis: Analysis, program: Program, equation: Equation) -> bool:
-    """Whether a loop or a conditional finds whole numbers of continuous random values that move,
-    and what these lead to is continuous: the piece of `jnp.interp` in which a number lies.
-    """
-    if equation.control is None or any(is_inexact(output) for output in equation.outputs):
-        return False
-    moving = any(atom in analysis.tangent for atom in equation.inputs)
-    if not moving or not any(atom in analysis.continuous for atom in equation.inputs):
-        return False
-    return _is_arithmetic(equation) and makes_no_jump(program, equation, _is_arithmetic)
-
-
-def _flat_results(analysis: Analysis, equation: Equation) -> tuple[Variable, ...]:
-    """The results of a function with a derivative of its own for which that is zero: steps, such
-    as the sign of `slogdet`.
-    """
-    if equation.primitive != "custom_jvp_call":
-        return ()
-    moving = [atom in analysis.tangent for atom in equation.inputs]
-    moved = compat.moved(equation, moving)
-    return tuple(output for output, moves in zip(equation.outputs, moved, strict=True) if not moves)
+    stepping = frozenset(primitives.JUMPS - STEPS)
+    found = jumps(program, analysis.tangent, analysis.continuous, {SAMPLE, PROPOSE}, stepping)
+    for jump in found:
+        at = f" at {jump.where}" if jump.where else ""
+        raise NotDifferentiable(
+            f"`{jump.primitive}`{at} makes a step of a continuous random value at a place that"
+            f" depends on theta, where the result {'jumps' if jump.certain else 'may jump'}: the"
+            " derivative of how often it steps would be lost. Draw the decision"
+            " itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use another sampler of"
+            " `diffmh.sad`. If the program is continuous, vouch for it:"
+            " `program = sad.continuous(program)`, or for the function that steps; where the step"
+            " does no harm, hide it by `jax.lax.stop_gradient`."
+        )
 
 
 def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
