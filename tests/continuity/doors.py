@@ -1,0 +1,99 @@
+"""The places where a function is examined for moving jumps, each by the cheapest public call that
+does it: nothing is compiled unless the function is admitted.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import diffmh
+from diffmh import sad
+
+KEY = jax.random.key(0)
+THETA = 0.5
+_DRAWS = np.random.default_rng(0).normal(size=(2, 8, 5)).astype(np.float32)
+
+ADMITTED = ""
+
+
+def log_normal(theta, x, *_):
+    """A density of a scalar or a vector that depends on theta."""
+    return -0.5 * jnp.sum((x - theta) ** 2)
+
+
+def identity(theta, x, *_):
+    return x
+
+
+def walk(log_density):
+    return diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.4))
+
+
+def langevin(log_density):
+    return diffmh.Langevin(log_density, 0.3)
+
+
+def verdict(call: Callable[[], str]) -> str:
+    """Why a function is refused or warned about; empty if it is admitted."""
+    try:
+        return call()
+    except diffmh.NotDifferentiable as error:
+        return f"refused: {error}"
+
+
+def expect(f, kernel, x):
+    return diffmh.expectation(f, kernel, init=jnp.asarray(x), num_samples=2, num_chains=2)
+
+
+def in_core_density(log_density, x, *args, kernel=walk, f=identity) -> str:
+    """As a density of the core; a warning is what `Report.warnings` would say of it."""
+
+    def call():
+        warned = []
+
+        def trace(theta):
+            chains = expect(f, kernel(log_density), x).run_chains(theta, KEY, *args)
+            warned.extend((*chains.jumps, *chains.warnings))
+            return chains.value
+
+        jax.eval_shape(trace, THETA)
+        return f"warned: {warned}" if warned else ADMITTED
+
+    return verdict(call)
+
+
+def in_core_f(f, x, *args, kernel=walk, log_density=log_normal) -> str:
+    """As an f of the core."""
+
+    def call():
+        mean = expect(f, kernel(log_density), x)
+        jax.eval_shape(lambda theta: mean(theta, KEY, *args), THETA)
+        return ADMITTED
+
+    return verdict(call)
+
+
+def draws_like(x):
+    """Draws for `from_draws` of a scalar or of a vector of at most five entries."""
+    return _DRAWS[..., : np.size(x)].reshape(2, 8, *np.shape(x))
+
+
+def in_from_draws(x, *args, f=identity, log_density=log_normal) -> str:
+    def call():
+        diffmh.from_draws(f, log_density, draws_like(x)).run(THETA, *args)
+        return ADMITTED
+
+    return verdict(call)
+
+
+def in_program(program, *args, theta=THETA) -> str:
+    """As a program of `sad`."""
+
+    def call():
+        gradient = jax.grad(lambda t: jnp.sum(sad.expectation(program)(t, KEY, *args)))
+        jax.eval_shape(gradient, theta)
+        return ADMITTED
+
+    return verdict(call)
