@@ -78,14 +78,11 @@ class Interval(NamedTuple):
             low, high = float(function(self.low)), float(function(self.high))
         return _interval(low, high, self.low_open and strictly, self.high_open and strictly)
 
-    def within(self, least: float, most: float, is_open: bool) -> Interval:
+    def within(self, least: float, most: float) -> Interval:
         """The part of it where a function is defined."""
         low, high = max(self.low, least), min(self.high, most)
-        return Interval(
-            low,
-            high,
-            self.low_open if self.low > least else is_open,
-            self.high_open if self.high < most else is_open,
+        return _interval(
+            low, high, self.low_open and self.low >= least, self.high_open and self.high <= most
         )
 
     def hull(self, other: Interval) -> Interval:
@@ -229,7 +226,7 @@ class Bounds:
         name, inputs = equation.primitive, equation.inputs
         if name in _INCREASING:
             function, (least, most) = _INCREASING[name]
-            return self.of(inputs[0]).within(least, most, True).increasing(function)
+            return self.of(inputs[0]).within(least, most).increasing(function)
         if name in _WITHIN:
             return _WITHIN[name]
         if name in ("sort", "unstack", "split") and output is not equation.outputs[0]:
@@ -526,7 +523,7 @@ _RULES: dict[str, Callable[[Bounds, Equation], Interval]] = {
     "pow": _power,
     "reduce_sum": _sum,
     "rsqrt": lambda bounds, e: (
-        bounds.of(e.inputs[0]).within(0.0, _INFINITY, True).increasing(np.sqrt).reciprocal
+        bounds.of(e.inputs[0]).within(0.0, _INFINITY).increasing(np.sqrt).reciprocal
     ),
     "square": _square,
     "sub": lambda bounds, e: bounds.of(e.inputs[0]) + -bounds.of(e.inputs[1]),

@@ -30,11 +30,13 @@ Open = Mapping[Equation, bool]
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 # Further back, and with more entries than this, a value is an unknown of its own.
 _DEEPEST, _MOST_ENTRIES = 60, 500
+# Functions within functions that are inverted to find where a comparison steps.
+_DEEPEST_SOLUTION = 6
 _SAME_VALUE = {"copy", "copy_p", "name", "optimization_barrier", "pvary", "reduce_precision"} | {
     *("stop_gradient", "device_put")
 }
 _FUNCTIONS = {
-    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e"),
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i0e", "bessel_i1e"),
     *("cbrt", "cos", "cosh", "digamma", "erf", "erf_inv", "exp", "igamma", "igammac", "lgamma"),
     *("log", "max", "min", "polygamma", "regularized_incomplete_beta", "sin", "sinh", "sqrt"),
     *("tan", "tanh", "rem"),
@@ -435,7 +437,8 @@ class Prover:
         surfaces = _surfaces(term, self._builder.origins)
         for step in tried:
             places = [place for place, origins in surfaces.items() if step in origins]
-            if step in hidden:
+            # A step that no condition stands for may be anywhere.
+            if step in hidden or not any(step in found for found in self._builder.origins.values()):
                 left[step] = steps[step]
                 continue
             verdicts = [self._jumps(term, place, step, precision) for place in places]
@@ -565,7 +568,7 @@ def _beside(
 Solution = dict[terms.Atom, Term]
 
 
-def _solutions(algebra: Algebra, place: Term) -> Iterator[list[Solution]]:
+def _solutions(algebra: Algebra, place: Term, depth: int = 0) -> Iterator[list[Solution]]:
     """Ways to write `place = 0`, each as cases that together contain all of it: in each, atoms with
     what they are equal to.
     """
@@ -574,14 +577,16 @@ def _solutions(algebra: Algebra, place: Term) -> Iterator[list[Solution]]:
         if isinstance(atom.arguments[0], Jumping):
             continue
         try:
-            cases = _solved_for(algebra, place, atom)
+            cases = _solved_for(algebra, place, atom, depth)
         except (TooLarge, Singular):
             continue
         if cases is not None:
             yield cases
 
 
-def _solved_for(algebra: Algebra, place: Term, atom: terms.Atom) -> list[Solution] | None:
+def _solved_for(
+    algebra: Algebra, place: Term, atom: terms.Atom, depth: int
+) -> list[Solution] | None:
     split: dict[int, list[Term]] = {}
     for (monomial, coefficient), size in zip(place.monomials, place.sizes, strict=True):
         powers = dict(monomial)
@@ -595,23 +600,23 @@ def _solved_for(algebra: Algebra, place: Term, atom: terms.Atom) -> list[Solutio
     ((power, factor),) = by_power.items()
     value = algebra.scale(-1.0, algebra.divide(rest, factor))
     if power == 1:
-        return _inverted(algebra, atom, value)
+        return _inverted(algebra, atom, value, depth)
     if power == 2:
         number = value.number
         if number is not None and number < 0:
             return []
         root = algebra.function("sqrt", value)
         both = (root, algebra.scale(-1.0, root))
-        return [case for one in both for case in _inverted(algebra, atom, one)]
+        return [case for one in both for case in _inverted(algebra, atom, one, depth)]
     return None
 
 
-def _inverted(algebra: Algebra, atom: terms.Atom, value: Term) -> list[Solution]:
+def _inverted(algebra: Algebra, atom: terms.Atom, value: Term, depth: int) -> list[Solution]:
     """The cases of `atom = value`, looking into magnitudes, maxima and functions with an inverse."""
-    inside = _arguments_where(algebra, atom, value)
+    inside = _arguments_where(algebra, atom, value) if depth < _DEEPEST_SOLUTION else []
     cases: list[Solution] = []
     for equation in inside:
-        deeper = next(_solutions(algebra, equation), None)
+        deeper = next(_solutions(algebra, equation, depth + 1), None)
         cases += [{**case, atom: value} for case in ([{}] if deeper is None else deeper)]
     return cases if inside else [{atom: value}]
 
