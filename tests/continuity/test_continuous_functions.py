@@ -6,7 +6,6 @@ import inspect
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
@@ -19,7 +18,6 @@ from doors import (
     in_program,
     langevin,
     log_normal,
-    walk,
 )
 from numpyro_densities import DENSITIES, LEFT_OUT
 
@@ -34,8 +32,10 @@ def groups():
     shape = lambda name: (np.shape(FUNCTIONS[name][1]), name in FORWARD)
     names = sorted(FUNCTIONS, key=lambda name: str(shape(name)))
     for _, alike in itertools.groupby(names, shape):
-        yield from itertools.batched(alike, GROUP) if hasattr(itertools, "batched") else _batched(
-            list(alike)
+        yield from (
+            itertools.batched(alike, GROUP)
+            if hasattr(itertools, "batched")
+            else _batched(list(alike))
         )
 
 
