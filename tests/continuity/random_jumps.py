@@ -132,6 +132,12 @@ def _payload(z):
     return lax.sort((keys, jnp.array([2.0, 1.0])), num_keys=1)[1][0]
 
 
+def _pivot(z):
+    """Which row has the larger entry in the first column."""
+    rows = jnp.array([[0.0, 0.5], [1.0, 1.0]]).at[0, 0].set(z + 1)
+    return jax.scipy.linalg.lu(rows)[0][0, 0]
+
+
 def _nonzero(z):
     return jnp.nonzero(jnp.stack([z > 0, True]), size=1)[0][0]
 
@@ -142,7 +148,7 @@ STEPS = {
     "gt": Step(lambda z: z > 0),
     "ge": Step(lambda z: z >= 0),
     "lt": Step(lambda z: z < 0),
-    "le": Step(lambda z: 0 >= z),
+    "le": Step(lambda z: z <= 0),
     "not": Step(lambda z: ~(z > 0)),
     "and": Step(lambda z: (z > 0) & (z < 1e30)),
     "or": Step(lambda z: (z > 0) | (z < -1e30)),
@@ -207,6 +213,7 @@ STEPS = {
     "sign of a determinant": _number(
         lambda z: jnp.linalg.slogdet(jnp.eye(2).at[0, 0].set(z))[0], scaled=False
     ),
+    "pivot": _number(_pivot, scaled=False),
     "select": _number(lambda z: jnp.select([z < -1, z < 0], [3.0, 3.0], 5.0)),
     "piecewise": _number(lambda z: jnp.piecewise(z, [z < 0], [lambda v: 0 * v, lambda v: 1 + v])),
     "cond": _number(lambda z: lax.cond(z > 0, lambda: 1.0, lambda: 3.0)),

@@ -3,7 +3,6 @@ density, nor in an f, in `from_draws` or in a program of `sad`.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from doors import (
