@@ -213,8 +213,9 @@ def _anywhere(shape: Sequence[int]) -> Index:
 
 
 def _entry_of(atom: Atom, index: Index) -> Index:
-    """Operands of an elementwise operation have its shape, or none."""
-    return index if len(shape_of(atom)) == len(index) else ()
+    """Operands of an elementwise operation have its shape, no axes, or axes of length one."""
+    shape = shape_of(atom)
+    return tuple(0 if size == 1 else place for size, place in zip(shape, index, strict=bool(shape)))
 
 
 def _moved_index(equation: Equation, index: Index) -> Index | None:

@@ -151,6 +151,9 @@ def is_off_zero(facts: Facts, atom: Atom) -> bool:
         return signs and any(is_off_zero(facts, a) for a in inputs)
     if name == "pow":
         return is_off_zero(facts, inputs[0])
+    if name == "select_n":
+        case = facts.bounds.decided_case(equation)
+        return case is not None and is_off_zero(facts, inputs[1 + case])
     if name in ("reduce_sum", "reduce_max") and facts.bounds.of(inputs[0]).low >= 0:
         return _are_independent(facts, inputs[0])
     if name == "dot_general" and facts.number(inputs[0]) == facts.number(inputs[1]):
@@ -212,7 +215,7 @@ def _is_one_to_one(facts: Facts, equation: Equation) -> bool:
 
 
 def _is_the_same_everywhere(facts: Facts, atom: Atom) -> bool:
-    if shape_of(atom) == ():
+    if np.prod(shape_of(atom)) == 1:
         return True
     equation = facts.definition(atom)
     if equation is None or equation.primitive != "broadcast_in_dim":
