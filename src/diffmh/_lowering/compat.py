@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -156,6 +157,8 @@ def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program
     inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
     equations: list[tuple[Equation, bool]] = []
     outputs = _inline(closed, calls, inputs, equations, called_at)
+    if calls is _CALLS:
+        _vouch_for_known(equations)
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
     kept = []
     for equation, acts in reversed(equations):
@@ -205,6 +208,80 @@ def _inline(
             equations.append((taken, bool(equation.effects)))
         names.update(zip(equation.outvars, outputs, strict=True))
     return tuple(map(look_up, jaxpr.outvars))
+
+
+# An operation, what its operands are, and the same of the programs within it.
+_Pattern = tuple[tuple[Any, ...], ...]
+
+
+@functools.cache
+def _patterns() -> tuple[_Pattern, ...]:
+    """Of the functions that are known to be continuous and are not calls."""
+    found = []
+    for (function, count), dtype in itertools.product(known.LOOSE, ("float32", "float64")):
+        with jax.enable_x64(dtype == "float64"):
+            closed = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), dtype)] * count)
+        equations: list[tuple[Equation, bool]] = []
+        inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
+        _inline(closed, dict(_CALLS), inputs, equations, "")  # Not searched for others.
+        found.append(_pattern([equation for equation, _ in equations]))
+    return tuple(found)
+
+
+def _pattern(equations: Sequence[Equation]) -> _Pattern:
+    """Values are named by where they come from: an operation before, a constant, or outside."""
+    names: dict[Any, Any] = {}
+    rows = []
+    for number, equation in enumerate(equations):
+        operands = tuple(_named(atom, names) for atom in equation.inputs)
+        inner = tuple(_pattern(program.equations) for program in equation.inner)
+        power = exponent(equation) if equation.primitive == "integer_pow" else None
+        rows.append((equation.primitive, operands, power, inner))
+        names.update({output: (number, i) for i, output in enumerate(equation.outputs)})
+    return tuple(rows)
+
+
+def _named(atom: Any, names: dict[Any, Any]) -> Any:
+    if isinstance(atom, Constant) and not isinstance(atom.value, Tracer):
+        value = numpy.asarray(atom.value)
+        return "constant", str(value.dtype), numpy.unique(value).tobytes() if value.size else b""
+    outside = sum(name[0] == "outside" for name in names.values())
+    return names.setdefault(atom, ("outside", outside))
+
+
+def _vouch_for_known(equations: list[tuple[Equation, bool]]) -> None:
+    plain = [equation for equation, _ in equations]
+    for pattern in _patterns():
+        primitives = [row[0] for row in pattern]
+        for begin in range(len(plain) - len(pattern) + 1):
+            run = plain[begin : begin + len(pattern)]
+            if [one.primitive for one in run] == primitives and _matches(run, pattern):
+                for number in range(begin, begin + len(pattern)):
+                    one, acts = equations[number]
+                    equations[number] = dataclasses.replace(one, vouched=True), acts
+
+
+def _matches(equations: Sequence[Equation], pattern: _Pattern) -> bool:
+    """Whether equations do what the pattern says, with anything for what comes from outside."""
+    names: dict[Any, Any] = {}
+    outside: dict[Any, Any] = {}
+    for number, (equation, row) in enumerate(zip(equations, pattern, strict=True)):
+        _, operands, power, inner = row
+        for atom, wanted in zip(equation.inputs, operands, strict=True):
+            if wanted[0] == "outside":
+                if atom in names or outside.setdefault(wanted, atom) is not atom:
+                    return False
+            elif (names.get(atom) if isinstance(atom, Variable) else _named(atom, {})) != wanted:
+                return False
+        if power is not None and exponent(equation) != power:
+            return False
+        if len(inner) != len(equation.inner) or not all(
+            len(pattern) == len(program.equations) and _matches(program.equations, pattern)
+            for program, pattern in zip(equation.inner, inner, strict=True)
+        ):
+            return False
+        names.update({output: (number, i) for i, output in enumerate(equation.outputs)})
+    return True
 
 
 def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:

@@ -1,7 +1,9 @@
 """Functions of JAX that are continuous though they step inside: `jnp.interp` searches for a piece.
 
-A call is recognised by what it computes: its jaxpr must be the one that the function itself has for
-operands of these shapes, in the version of JAX that is running. A name alone proves nothing.
+They are recognised by what they compute, in the version of JAX that is running; a name alone proves
+nothing. A call must have the jaxpr that the function itself has for operands of these shapes. Of
+functions that are not calls, the equations must stand in a program one after the other, with the
+same operations, constants and flow of values.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ import jax.scipy.linalg
 import jax.scipy.special
 import numpy as np
 
+# Not calls. Of how many operands, and what they are.
+LOOSE: tuple[tuple[Callable[..., Any], int], ...] = (
+    (jax.scipy.special.betaln, 2),
+    (jax.scipy.special.ndtri, 1),
+)
 # By the name of the call: functions in whose jaxprs it stands, of the call's operands.
 _REFERENCES: dict[str, tuple[Callable[..., Any], ...]] = {
     "_interp": (jnp.interp,),

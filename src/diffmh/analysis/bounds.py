@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._lowering import compat
-from .._lowering.program import Atom, Constant, Equation, Variable
+from .._lowering.program import Atom, Constant, Equation, Program, Variable
 
 _INFINITY = math.inf
 
@@ -173,7 +173,8 @@ _TOTAL = {
     *("sin", "sinh", "square", "stack", "sub", "tanh", "xor", "is_finite", "reduce_and"),
     *("reduce_or", "conv_general_dilated", "lt", "le", "gt", "ge", "eq", "ne", "integer_pow"),
     *("random_bits", "random_wrap", "random_unwrap", "shift_right_logical", "threefry2x32"),
-    "bitcast_convert_type",
+    *("bitcast_convert_type", "complex", "conj", "fft", "imag", "real", "cholesky"),
+    *("triangular_solve", "custom_linear_solve"),
 } | MOVES_VALUES
 # Of integers only what cannot overflow is followed.
 _OF_INTEGERS = MOVES_VALUES | {
@@ -329,11 +330,24 @@ class Bounds:
         if inner is not None:
             return self.is_steady(inner, finite)
         operands = equation.inputs
+        if equation.control is not None:
+            return all(map(self._are_total, equation.inner)) and all(
+                self.is_steady(operand, finite) for operand in operands
+            )
         if equation.primitive == "select_n":
             case = self.decided_case(equation)
             operands = operands[1:] if case is None else (operands[1 + case],)
         return self._has_an_answer(equation) and all(
             self.is_steady(operand, finite) for operand in operands
+        )
+
+    def _are_total(self, program: Program) -> bool:
+        return all(
+            all(map(self._are_total, equation.inner))
+            if equation.control is not None
+            else self._has_an_answer(equation)
+            or not any(jnp.issubdtype(output.dtype, jnp.inexact) for output in equation.outputs)
+            for equation in program.equations
         )
 
     def _has_an_answer(self, equation: Equation) -> bool:

@@ -39,7 +39,7 @@ _FUNCTIONS = {
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i0e", "bessel_i1e"),
     *("cbrt", "cos", "cosh", "digamma", "erf", "erf_inv", "exp", "igamma", "igammac", "lgamma"),
     *("log", "max", "min", "polygamma", "regularized_incomplete_beta", "sin", "sinh", "sqrt"),
-    *("tan", "tanh", "rem"),
+    *("tan", "tanh"),
 }
 
 
@@ -61,6 +61,8 @@ class Builder:
         self._depth, self._num_entries = 0, 0
         # The comparisons that were made into conditions, by the term that is compared with 0.
         self.origins: dict[Term, set[Equation]] = {}
+        # Remainders `rem(u, m)` by a number m.
+        self.remainders: dict[terms.Atom, Equation] = {}
 
     def entry(self, variable: Variable) -> Term:
         """An entry of an array, its place unknown."""
@@ -128,29 +130,62 @@ class Builder:
 
     def _branches(self, equation: Equation, output: int, index: Index) -> Term:
         assert isinstance(equation.control, Cond)
-        branches = equation.control.branches
-        condition = self._index_truth(equation.inputs[0], ()) if len(branches) == 2 else None
-        if condition is None:
-            return self._opaque(equation.outputs[output], index)
-        if_false, if_true = (self.term(branch.outputs[output], index) for branch in branches)
-        return self.algebra.choose(condition, if_true, if_false)
+        cases = [branch.outputs[output] for branch in equation.control.branches]
+        chosen = self._chosen(equation.inputs[0], (), [(case, index) for case in cases])
+        return self._opaque(equation.outputs[output], index) if chosen is None else chosen
 
-    def _index_truth(self, atom: Atom, index: Index) -> Condition | None:
-        """An integer that is made of a truth value, as one."""
+    def _chosen(
+        self, which: Atom, place: Index, cases: Sequence[tuple[Atom, Index]]
+    ) -> Term | None:
+        """The case of a number; `None` if it is not known what the number is made of."""
+        conditions = self._is_number(which, place, len(cases))
+        if conditions is None:
+            return None
+        *others, last = cases
+        chosen = self.term(*last)
+        for condition, case in zip(reversed(conditions[:-1]), reversed(others), strict=True):
+            chosen = self.algebra.choose(condition, self.term(*case), chosen)
+        return chosen
+
+    def _is_number(self, atom: Atom, index: Index, count: int) -> list[Condition] | None:
+        """Whether an integer below `count` is 0, 1, …, if it is made of truth values."""
         equation = self.facts.definition(atom)
         if equation is None:
             return None
         place = _moved_index(equation, index)
         if place is not None:
-            return self._index_truth(equation.inputs[0], place)
+            return self._is_number(equation.inputs[0], place, count)
         if equation.primitive == "clamp":
-            return self._index_truth(equation.inputs[1], index)
+            return self._is_number(equation.inputs[1], index, count)
         if equation.primitive == "convert_element_type":
             (operand,) = equation.inputs
-            if dtype_of(operand) == jnp.bool_:
-                return self.truth(operand, index)
-            return None if is_inexact(operand) else self._index_truth(operand, index)
+            if dtype_of(operand) == jnp.bool_ and count == 2:
+                truth = self.truth(operand, index)
+                return [self.algebra.logic("not", truth), truth]
+            return None if is_inexact(operand) else self._is_number(operand, index, count)
+        if equation.primitive == "argmax" and shape_of(equation.inputs[0]) == (count,):
+            return self._first_or_last(equation.inputs[0], count)
         return None
+
+    def _first_or_last(self, array: Atom, count: int) -> list[Condition] | None:
+        """Whether the first entry that is true, or the last one of running sums of truth values,
+        is entry 0, 1, …; it is entry 0 if none is.
+        """
+        made, logic = self.facts.definition(array), self.algebra.logic
+        backward = made is not None and made.primitive == "cumsum"
+        if backward:
+            array = made.inputs[0]  # pyright: ignore
+            made = self.facts.definition(array)
+            array = made.inputs[0] if made is not None else array
+        if dtype_of(array) != jnp.bool_:
+            return None
+        truths = [self.truth(array, (entry,)) for entry in range(count)]
+        conditions, rest = [], terms.TRUE
+        for truth in reversed(truths) if backward else truths:
+            conditions.append(logic("and", rest, truth))
+            rest = logic("and", rest, logic("not", truth))
+        conditions = conditions[::-1] if backward else conditions
+        return [logic("or", conditions[0], rest), *conditions[1:]]
 
     def truth(self, atom: Atom, index: Index) -> Condition:
         atom = self.facts.resolve(atom)
@@ -174,6 +209,10 @@ class Builder:
             place = _moved_index(equation, index)
             if place is not None:
                 return self.truth(inputs[0], place)
+            if name in ("concatenate", "stack"):
+                part = _part(equation, index)
+                if part is not None:
+                    return self.truth(*part)
             if name in ("and", "or", "not", "xor"):
                 parts = [self.truth(atom, _entry_of(atom, index)) for atom in inputs]
                 return self.algebra.logic(name, *parts)
@@ -182,10 +221,11 @@ class Builder:
                 differ = self.algebra.logic("xor", *parts)
                 return differ if name == "ne" else self.algebra.logic("not", differ)
             if name in ("eq", "ne") and isinstance(inputs[1], Constant):
-                integer, wanted = self._index_truth(inputs[0], index), self._constant(inputs[1], ())
-                if integer is not None and wanted.number in (0.0, 1.0):
-                    same = (name == "eq") == (wanted.number == 1.0)
-                    return integer if same else self.algebra.logic("not", integer)
+                is_number = self._is_number(inputs[0], index, 2)
+                wanted = self._constant(inputs[1], ()).number
+                if is_number is not None and wanted in (0.0, 1.0):
+                    same = is_number[int(wanted)]
+                    return same if name == "eq" else self.algebra.logic("not", same)
             if name in COMPARISONS and not any(map(_is_complex, inputs)):
                 return self._comparison(equation, index)
         key: Hashable = (self.facts.number(variable), index)
@@ -253,16 +293,14 @@ def _elementwise(operation: Callable[..., Term]) -> Rule:
 
 def _select(builder: Builder, equation: Equation, index: Index) -> Term | None:
     which, *cases = equation.inputs
-    if dtype_of(which) == jnp.bool_:
-        condition = builder.truth(which, _entry_of(which, index))
-    else:
-        condition = builder._index_truth(which, _entry_of(which, index))
-    if condition is None or len(cases) != 2:
-        return None
+    entries = [(case, _entry_of(case, index)) for case in cases]
+    place = _entry_of(which, index)
+    if dtype_of(which) != jnp.bool_:
+        return builder._chosen(which, place, entries)
+    condition = builder.truth(which, place)
     if condition.kind == "known":
-        case = cases[int(bool(condition.parts[0]))]
-        return builder.term(case, _entry_of(case, index))
-    if_false, if_true = (builder.term(case, _entry_of(case, index)) for case in cases)
+        return builder.term(*entries[int(bool(condition.parts[0]))])
+    if_false, if_true = (builder.term(*entry) for entry in entries)
     return builder.algebra.choose(condition, if_true, if_false)
 
 
@@ -301,6 +339,15 @@ def _angle(builder: Builder, equation: Equation, index: Index) -> Term | None:
     return algebra.add(algebra.function("atan", algebra.divide(y, x)), turn)
 
 
+def _remainder(builder: Builder, equation: Equation, index: Index) -> Term | None:
+    value, divisor = builder._operands(equation, index)
+    if divisor.number is None or divisor.number <= 0 or not is_inexact(equation.outputs[0]):
+        return None
+    atom = builder.algebra.atom("rem", value, divisor)
+    builder.remainders[atom] = equation
+    return builder.algebra.of(atom)
+
+
 def _integer_power(builder: Builder, equation: Equation, index: Index) -> Term:
     (base,) = builder._operands(equation, index)
     return builder.algebra.power(base, compat.exponent(equation))
@@ -328,17 +375,22 @@ def _clamp(builder: Builder, equation: Equation, index: Index) -> Term:
 
 
 def _joined(builder: Builder, equation: Equation, index: Index) -> Term | None:
-    """`concatenate` and `stack`, where it is known in which part the entry is."""
+    part = _part(equation, index)
+    return None if part is None else builder.term(*part)
+
+
+def _part(equation: Equation, index: Index) -> tuple[Atom, Index] | None:
+    """Which operand of a `concatenate` or a `stack` an entry is from, where that is known."""
     axis = compat.joined_axis(equation)
     place, rest = index[axis], index[axis + 1 :]
     if not isinstance(place, int):
         return None
     if equation.primitive == "stack":
-        return builder.term(equation.inputs[place], (*index[:axis], *rest))
+        return equation.inputs[place], (*index[:axis], *rest)
     for part in equation.inputs:
         length = shape_of(part)[axis]
         if place < length:
-            return builder.term(part, (*index[:axis], place, *rest))
+            return part, (*index[:axis], place, *rest)
         place -= length
     return None
 
@@ -390,6 +442,7 @@ _RULES: dict[str, Rule] = {
     "neg": _elementwise(lambda algebra, a: algebra.scale(-1.0, a)),
     "pow": _power,
     "reduce_sum": _sum,
+    "rem": _remainder,
     "rsqrt": _elementwise(lambda algebra, a: algebra.reciprocal(algebra.function("sqrt", a))),
     "select_n": _select,
     "sign": _sign,
@@ -430,6 +483,7 @@ class Prover:
         if not tried:
             return dict(steps)
         precision = 8 * float(jnp.finfo(variable.dtype).eps) if _is_real(variable) else 0.0
+        self._builder.algebra.work = 0
         try:
             term = self._builder.entry(variable)
         except (TooLarge, Singular):
@@ -438,6 +492,12 @@ class Prover:
         surfaces = _surfaces(term, self._builder.origins)
         for step in tried:
             places = [place for place, origins in surfaces.items() if step in origins]
+            if step.primitive == "rem":
+                found = {a for a, e in self._builder.remainders.items() if e is step}
+                atoms = [part for part in _parts(term) if part in found]
+                if step in hidden or not found or any(self._wraps(term, a, precision) for a in atoms):
+                    left[step] = steps[step]
+                continue
             # A step that no condition stands for may be anywhere.
             if step in hidden or not any(step in found for found in self._builder.origins.values()):
                 left[step] = steps[step]
@@ -449,7 +509,7 @@ class Prover:
 
     def _worth_it(self, step: Equation) -> bool:
         self._tries[step] = self._tries.get(step, 0) + 1
-        return step.primitive in COMPARISONS | {"atan2", "sign"} and self._tries[step] <= 64
+        return step.primitive in COMPARISONS | {"atan2", "rem", "sign"} and self._tries[step] <= 64
 
     def _jumps(self, term: Term, place: Term, step: Equation, precision: float) -> bool | None:
         """Whether `term` jumps where `place` is 0; `None` if neither is proved."""
@@ -459,6 +519,7 @@ class Prover:
         sides = (1, -1) if surface_only else (1, -1, 0)
         verdict: bool | None = None
         for solutions in _solutions(algebra, place):
+            algebra.work = 0
             try:
                 found = [
                     self._differ([_beside(algebra, term, place, s, atoms, precision) for s in sides], precision)
@@ -470,6 +531,25 @@ class Prover:
                 return False
             verdict = verdict or any(differ is True for differ in found) or None
         return verdict
+
+    def _wraps(self, term: Term, remainder: terms.Atom, precision: float) -> bool:
+        """Whether `term` may jump where `rem(u, m)` does: for positive u from m to 0, for negative
+        u from 0 to −m.
+        """
+        algebra, place = self._builder.algebra, self._builder.algebra.of(remainder)
+        divisor: Any = remainder.arguments[1]
+        m = divisor.number
+        try:
+            for below, above in (((m, 1), (0.0, 1)), ((0.0, -1), (-m, -1))):
+                sides = [
+                    _beside(algebra, term, place, sign, {remainder: terms.number(at)}, precision)
+                    for at, sign in (below, above)
+                ]
+                if self._differ(sides, precision) is not False:
+                    return True
+        except (TooLarge, Singular):
+            return True
+        return False
 
     def _differ(self, sides: Sequence[Term], precision: float) -> bool | None:
         """Whether the sides differ: yes, no, or not known."""

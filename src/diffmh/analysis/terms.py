@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 # Polynomials with more monomials, and functions nested deeper than this, are given up.
-_MOST_MONOMIALS = 300
+_MOST_MONOMIALS, _MOST_WORK = 300, 20_000
 # A coefficient below this share of what was added up to it is a rounding error of our own.
 _ROUNDING = 1e-13
 
@@ -27,15 +27,16 @@ class TooLarge(Exception):
     """A term has outgrown what is worth proving."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Atom:
     """`kind(*arguments)`: an unknown (`kind="unknown"`, one hashable argument), a choice (`"if"`,
-    a condition and two terms), or a function of terms. `rank` orders atoms.
+    a condition and two terms), or a function of terms. `rank` orders atoms. An algebra has one atom
+    of a kind with the same arguments, so that atoms are compared by identity.
     """
 
     kind: str
     arguments: tuple[Hashable, ...]
-    rank: int = dataclasses.field(compare=False, default=0)
+    rank: int
 
     @property
     def is_infinite(self) -> bool:
@@ -152,6 +153,8 @@ class Algebra:
     """Makes terms. Each atom gets a rank when it is first seen, by which monomials are sorted."""
 
     def __init__(self) -> None:
+        # Products of monomials since it was last set to 0.
+        self.work = 0
         self._ranks: dict[tuple[str, tuple[Hashable, ...]], Atom] = {}
 
     def atom(self, kind: str, *arguments: Hashable) -> Atom:
@@ -183,7 +186,8 @@ class Algebra:
         return self.add(a, self.scale(-1.0, b))
 
     def multiply(self, a: Term, b: Term) -> Term:
-        if len(a.monomials) * len(b.monomials) > _MOST_MONOMIALS:
+        self.work += len(a.monomials) * len(b.monomials)
+        if len(a.monomials) * len(b.monomials) > _MOST_MONOMIALS or self.work > _MOST_WORK:
             raise TooLarge
         if not (a.monomials and b.monomials) and (a.is_infinite or b.is_infinite):
             raise Singular  # 0 · ∞
