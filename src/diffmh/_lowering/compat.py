@@ -218,9 +218,10 @@ _Pattern = tuple[tuple[Any, ...], ...]
 def _patterns() -> tuple[_Pattern, ...]:
     """Of the functions that are known to be continuous and are not calls."""
     found = []
-    for (function, count), dtype in itertools.product(known.LOOSE, ("float32", "float64")):
+    forms = itertools.product(known.LOOSE, ("float32", "float64"), ((), (2,)))
+    for (function, count), dtype, shape in forms:
         with jax.enable_x64(dtype == "float64"):
-            closed = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), dtype)] * count)
+            closed = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(shape, dtype)] * count)
         equations: list[tuple[Equation, bool]] = []
         inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
         _inline(closed, dict(_CALLS), inputs, equations, "")  # Not searched for others.
@@ -243,8 +244,8 @@ def _pattern(equations: Sequence[Equation]) -> _Pattern:
 
 def _named(atom: Any, names: dict[Any, Any]) -> Any:
     if isinstance(atom, Constant) and not isinstance(atom.value, Tracer):
-        value = numpy.asarray(atom.value)
-        return "constant", str(value.dtype), numpy.unique(value).tobytes() if value.size else b""
+        # A number may stand in a jaxpr in single or in double precision.
+        return "constant", tuple(numpy.unique(numpy.asarray(atom.value).astype("float32")))
     outside = sum(name[0] == "outside" for name in names.values())
     return names.setdefault(atom, ("outside", outside))
 
@@ -269,7 +270,8 @@ def _matches(equations: Sequence[Equation], pattern: _Pattern) -> bool:
         _, operands, power, inner = row
         for atom, wanted in zip(equation.inputs, operands, strict=True):
             if wanted[0] == "outside":
-                if atom in names or outside.setdefault(wanted, atom) is not atom:
+                same = atom if isinstance(atom, Variable) else _named(atom, {})
+                if atom in names or outside.setdefault(wanted, same) != same:
                     return False
             elif (names.get(atom) if isinstance(atom, Variable) else _named(atom, {})) != wanted:
                 return False

@@ -529,7 +529,9 @@ class Prover:
                 continue
             if not any(differ is not False for differ in found):
                 return False
-            verdict = verdict or any(differ is True for differ in found) or None
+            # A place that is given by the value of an input is met.
+            is_met = any(_is_plain(atom) for atoms in solutions for atom in atoms)
+            verdict = verdict or (is_met and any(differ is True for differ in found)) or None
         return verdict
 
     def _wraps(self, term: Term, remainder: terms.Atom, precision: float) -> bool:
