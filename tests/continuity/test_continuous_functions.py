@@ -31,16 +31,9 @@ def groups():
     """Names of functions of an x of one shape, a few at a time: one program for all of them."""
     shape = lambda name: (np.shape(FUNCTIONS[name][1]), name in FORWARD)
     names = sorted(FUNCTIONS, key=lambda name: str(shape(name)))
-    for _, alike in itertools.groupby(names, shape):
-        yield from (
-            itertools.batched(alike, GROUP)
-            if hasattr(itertools, "batched")
-            else _batched(list(alike))
-        )
-
-
-def _batched(names):
-    return (tuple(names[i : i + GROUP]) for i in range(0, len(names), GROUP))
+    for _, grouped in itertools.groupby(names, shape):
+        alike = tuple(grouped)
+        yield from (alike[i : i + GROUP] for i in range(0, len(alike), GROUP))
 
 
 def complaints(names, door):
