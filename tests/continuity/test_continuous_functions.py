@@ -66,17 +66,35 @@ def complaints(names, door):
 DOORS = ("walk", "Langevin", "from_draws", "sad")
 
 
+# That the value of a bijection stays in a support of matrices or of a simplex, or in order, is not
+# proved: where x itself moves with theta, their validation counts as a possible jump.
+MAY_LEAVE = {
+    f"{name} of NumPyro"
+    for name in (
+        *("Dirichlet", "IntervalCensoredDistribution", "InverseWishart", "InverseWishartCholesky"),
+        *("LKJ", "LKJCholesky", "Wishart", "WishartCholesky", "ZeroSumNormal"),
+    )
+}
+
+
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("names", groups(), ids="-".join)
+@pytest.mark.parametrize("names", list(groups()), ids="-".join)
 def test_admitted(names, door):
-    assert complaints(names, door) == ADMITTED
+    names = [name for name in names if door != "Langevin" or name not in MAY_LEAVE]
+    if names:
+        assert complaints(names, door) == ADMITTED
+
+
+@pytest.mark.parametrize("name", sorted(MAY_LEAVE))
+def test_what_is_not_proved_is_said(name):
+    assert complaints([name], "Langevin") != ADMITTED
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_admitted_alone(name, door):
-    assert complaints([name], door) == ADMITTED
+    assert (complaints([name], door) != ADMITTED) == (door == "Langevin" and name in MAY_LEAVE)
 
 
 def largest_increments(function, x, direction, refinements=3, points=801):

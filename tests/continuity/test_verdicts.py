@@ -261,8 +261,9 @@ def test_a_threshold_that_does_not_move_needs_moves_that_do_not():
 
 
 def wave(theta, x):
-    """Continuous, by `%`."""
-    return jnp.abs((x - theta) % 2.0 - 1.0)
+    """The distance to the nearest integer: continuous, but by rounding."""
+    z = x - theta
+    return jnp.abs(z - jnp.round(z))
 
 
 def test_continuous_is_believed_for_a_function():

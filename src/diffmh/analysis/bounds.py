@@ -156,6 +156,12 @@ _WITHIN: dict[str, Interval] = {
     "regularized_incomplete_beta": Interval(0.0, 1.0),
     "sin": Interval(-1.0, 1.0),
 }
+# Where functions that are not defined everywhere are finite.
+_DOMAINS = {name: _INCREASING[name][1] for name in ("asin", "atanh", "log", "log1p", "log2")} | {
+    "sqrt": (0.0, _INFINITY),
+    "erf_inv": (-1.0, 1.0),
+    "tan": (-math.pi / 2, math.pi / 2),
+}
 # The values of the first operand, in some arrangement or some of them.
 MOVES_VALUES = {
     *("broadcast_in_dim", "copy", "copy_p", "cummax", "cummin", "device_put", "dynamic_slice"),
@@ -354,6 +360,8 @@ class Bounds:
         """Whether its results are finite where its operands are, overflow aside."""
         name, inputs = equation.primitive, equation.inputs
         last = inputs[-1] if inputs else None
+        if equation.vouched:
+            return True
         if name in ("div", "rem") or (name == "integer_pow" and compat.exponent(equation) < 0):
             assert last is not None
             return last not in self._random or not self.of(last).contains(0)
@@ -362,8 +370,8 @@ class Bounds:
         if name == "pow":
             base = self.of(inputs[0])
             return inputs[0] not in self._random or base.is_positive
-        if name in ("log", "log1p", "log2", "sqrt", "asin", "atanh"):
-            least, most = _INCREASING[name][1]
+        if name in _DOMAINS:
+            least, most = _DOMAINS[name]
             at = self.of(inputs[0])
             closed = name in ("sqrt", "asin")
             above = at.low > least or (at.low == least and (closed or at.low_open))

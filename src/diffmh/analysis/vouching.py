@@ -29,10 +29,10 @@ def continuous(function: Checked[T]) -> T:
     **Refused**: what is neither a function nor a posterior.
 
     >>> import jax.numpy as jnp, diffmh
-    >>> def triangle_wave(z):
-    ...     return jnp.abs(z % 2.0 - 1.0)
+    >>> def distance_to_integer(z):
+    ...     return jnp.abs(z - jnp.round(z))
     >>> def log_density(theta, x):
-    ...     return jnp.sum(diffmh.continuous(triangle_wave)(x - theta) - x**2)
+    ...     return jnp.sum(diffmh.continuous(distance_to_integer)(x - theta) - x**2)
     """
     if dataclasses.is_dataclass(function) and hasattr(function, "log_density"):
         parts = {name: _vouched(getattr(function, name)) for name in _OF_A_POSTERIOR}

@@ -1,0 +1,155 @@
+"""The parts of the analysis of continuity by themselves: terms, bounds, and both sides of a step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffmh._lowering import compat
+from diffmh.analysis import moving_jumps
+from diffmh.analysis.facts import Facts
+from diffmh.analysis.sides import Prover
+from diffmh.analysis.terms import ONE, ZERO, Algebra, Singular, number
+
+PRECISION = 1e-6
+
+
+def variables():
+    algebra = Algebra()
+    return algebra, algebra.unknown("x"), algebra.unknown("y")
+
+
+def test_polynomials_are_equal_if_their_coefficients_are():
+    algebra, x, y = variables()
+    total = algebra.add(x, y)
+    square = algebra.multiply(total, total)
+    expanded = algebra.add(
+        algebra.multiply(x, x), algebra.scale(2.0, algebra.multiply(x, y)), algebra.multiply(y, y)
+    )
+    assert algebra.equal(square, expanded, PRECISION)
+    assert not algebra.equal(square, algebra.add(expanded, number(1e-3)), PRECISION)
+    # n (n − 1)/2 is 0 for n = 0 and n = 1, which proves nothing.
+    assert not algebra.equal(algebra.multiply(x, algebra.subtract(x, ONE)), ZERO, PRECISION)
+
+
+def test_small_and_large_constants_are_compared_by_their_own_size():
+    algebra = Algebra()
+    assert not algebra.equal(number(8e-21), number(4e-21), PRECISION)
+    assert not algebra.equal(number(1_000_010.0), number(1_000_000.0), PRECISION)
+    assert algebra.equal(number(1_000_000.01), number(1_000_000.0), PRECISION)
+
+
+def test_fractions_roots_and_magnitudes():
+    algebra, x, y = variables()
+    total = algebra.add(x, y)
+    fraction = algebra.add(algebra.divide(x, total), algebra.divide(y, total))
+    assert algebra.equal(fraction, ONE, PRECISION)
+    root = algebra.function("sqrt", total)
+    assert algebra.equal(algebra.multiply(root, root), total, PRECISION)
+    magnitude = algebra.function("abs", algebra.subtract(x, y))
+    assert algebra.equal(magnitude, algebra.function("abs", algebra.subtract(y, x)), PRECISION)
+    assert not algebra.equal(magnitude, algebra.subtract(x, y), PRECISION)
+    with pytest.raises(Singular):
+        algebra.divide(x, ZERO)
+    with pytest.raises(Singular):
+        algebra.multiply(ZERO, algebra.function("log", ZERO))
+
+
+@pytest.mark.parametrize(
+    ("compare", "always"),
+    [
+        (lambda x: jnp.exp(x) >= 0, True),
+        (lambda x: jnp.exp(x) > 0, True),  # Underflow is not a step.
+        (lambda x: jnp.exp(x) < 0, True),
+        (lambda x: jnp.exp(x) > 1e-3, False),
+        (lambda x: jax.nn.sigmoid(x) > 1, True),
+        (lambda x: jax.nn.sigmoid(x) < 0.5, False),
+        (lambda x: 1 - jax.nn.sigmoid(x) < 1, True),
+        (lambda x: x**2 + 1 < 1, True),
+        (lambda x: x**2 > 0, False),
+        (lambda x: jnp.sqrt(x**2) > 0, False),
+        (lambda x: x**2 - 1 < 0, False),
+        (lambda x: x**3 < 0, False),
+        (lambda x: jnp.abs(x) <= 1, False),
+        (lambda x: jnp.tanh(x) / (2 + x**2) > 1, True),
+        (lambda x: jnp.tanh(x) / (2 - x**2) > 1, False),
+        (lambda x: jnp.maximum(x, 3.0) == 2, True),
+        (lambda x: jnp.maximum(x, 3.0) == 3, False),
+        (lambda x: -jnp.sum(jnp.sqrt(x * jnp.arange(3.0))) <= 0, True),
+        (lambda x: x < 0, False),
+        (lambda x: jnp.isfinite(x**2), True),
+        (lambda x: jnp.isfinite(jnp.log(x)), False),
+        (lambda x: jnp.log(1 + x**2) == jnp.inf, True),
+    ],
+)
+def test_bounds_decide_comparisons(compare, always):
+    program, _ = compat.program(compare, 0.3)
+    values = [*program.inputs, *(v for e in program.equations for v in e.outputs)]
+    facts = Facts(program, program.inputs, values)
+    assert (facts.bounds.truth(program.outputs[0]) is not None) == always
+
+
+def pieces(seed, jump):
+    """A continuous function in random pieces, one of which is moved by `jump`."""
+    rng = np.random.default_rng(seed)
+    knots, slopes = np.sort(rng.normal(size=4)), rng.normal(size=(5, 2))
+    moved = rng.integers(0, 4)
+
+    def function(theta, x):
+        z = x - theta
+        value = slopes[0, 0] * z + slopes[0, 1] * z**2
+        for i, knot in enumerate(knots):
+            further = slopes[i + 1, 0] * (z - knot) + slopes[i + 1, 1] * (z - knot) ** 2
+            value = jnp.where(z > knot, value + further + jump * (i == moved), value)
+        return value
+
+    return function
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pieces(seed):
+    assert not moving_jumps(pieces(seed, 0.0), 0.7, 0.1)
+    assert moving_jumps(pieces(seed, 0.02), 0.7, 0.1)
+    assert moving_jumps(pieces(seed, 1e-4), 0.7, 0.1)
+
+
+def test_mistake_sides_that_are_not_compared(monkeypatch):
+    """The proof does the work: if all sides were found equal, jumps would pass."""
+    monkeypatch.setattr(Prover, "_differ", lambda *_: False)
+    assert not moving_jumps(pieces(0, 0.02), 0.7, 0.1)
+
+
+def test_mistake_a_value_with_steps_taken_for_the_same_on_both_sides(monkeypatch):
+    """What cannot be taken apart keeps its steps: here a carry of a loop."""
+
+    def counted(theta, x):
+        above = jax.lax.fori_loop(0, 3, lambda i, n: n + jnp.where(x > theta + i, 1.0, 0.0), 0.0)
+        return jnp.where(x > theta, above, above)
+
+    assert moving_jumps(counted, 0.7, 0.1)
+    monkeypatch.setattr(Prover, "remaining", lambda *_: {})
+    assert not moving_jumps(counted, 0.7, 0.1)
+
+
+def test_data_are_unknown():
+    """What holds for some numbers only is not proved, wherever the numbers come from."""
+    where = jnp.where
+    for n in (5, 1):
+        assert moving_jumps(lambda t, x, n=n: where(x < t, jnp.int32(n) * x, 0.0), 0.7, 0.1)
+    table = jnp.array([0.0, 1.0])
+    assert moving_jumps(lambda t, x: where(x * table < t, table - 1, 0.0).sum(), 0.7, 0.1)
+    assert not moving_jumps(lambda t, x: where(x * table < t, x * table, t).sum(), 0.7, 0.1)
+    assert moving_jumps(lambda t, x: where(x[0] < t, x[1], t), 0.7, jnp.zeros(2))
+    pairs = lambda t, x: where(x[:, None] > t * x[None, :], x[:, None], t * x[None, :]).sum()
+    crossed = lambda t, x: where(x[:, None] > t * x[None, :], x[None, :], t * x[:, None]).sum()
+    assert not moving_jumps(pairs, 0.7, jnp.zeros(3))
+    assert moving_jumps(crossed, 0.7, jnp.zeros(3))
+
+
+def test_norms_need_entries_of_their_own():
+    unit = lambda v: v / jnp.linalg.norm(v)
+    assert not moving_jumps(lambda t, x: unit(x - t)[0], 0.7, jnp.zeros(3))
+    assert moving_jumps(lambda t, x: unit(x - t)[0], 0.7, jnp.zeros(2))
+    # One number three times is a sign.
+    assert moving_jumps(lambda t, x: unit((x - t) * jnp.ones(3))[0], 0.7, 0.1)
+    assert moving_jumps(lambda t, x: unit((x - t) * jnp.array([1.0, 0, 0]))[0], 0.7, jnp.zeros(3))
