@@ -100,6 +100,7 @@ def _pull(simulation: Simulation, theta, key, args, cotangent: Float[Array, "F C
     def block(index, carry):
         progress, gradient = carry
         progress, reading = loop.read_block(index, progress)
+        assert reading is not None, "births are read at the end of every block"
         return progress, gradient.plus(reading.pulled)
 
     nothing = CompensatedSum.like(jax.tree.map(jnp.zeros_like, theta))
