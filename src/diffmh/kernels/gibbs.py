@@ -178,7 +178,8 @@ class BlockGibbs(BlockUpdate):
     **Arguments**
 
     - `logits(theta, x, *args)`: for each unit of the block the log odds of `values[1]`, shaped
-      like the block. They must not depend on the block itself.
+      like the block; `-inf` or `inf` where one of the values is impossible. They must not depend
+      on the block itself.
     - `where`: picks the block, an array of the state or elements of one.
     - `log_density(theta, x, *args)`: the density that it leaves invariant, unnormalised.
     - `values`: the two values of a unit, such as `(0, 1)` or `(-1, 1)`; the block may be of any
