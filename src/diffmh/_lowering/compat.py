@@ -123,6 +123,8 @@ _CALLS = {
 }
 # Calls of this name are vouched for (`diffmh.continuous`).
 VOUCHED = "diffmh_continuous"
+# The identity, of its first operands: it matters to `jax.vmap` alone (`batch_first`).
+BATCH_FIRST = "diffmh_batch_first"
 # Primitives of our own, by what they compute.
 _OURS: dict[str, Callable[..., list[Any]]] = {}
 # In a program that is to be run only, functions with derivatives of their own are calls too.
@@ -180,6 +182,8 @@ def _inline(
             if equation.params.get("name") == VOUCHED:
                 vouch = lambda one: dataclasses.replace(one, vouched=True)
                 equations[begin:] = [(vouch(one), acts) for one, acts in equations[begin:]]
+        elif name == BATCH_FIRST:
+            outputs = inputs[: len(equation.outvars)]
         elif name in _OURS and calls is not _CALLS:
             function = functools.partial(_OURS[name], **equation.params)
             inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
