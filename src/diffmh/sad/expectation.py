@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
@@ -129,7 +130,7 @@ class Expectation(Differentiable):
             found.jacobian,
             (),
             notes=(*notes(self.of_many, found), _counted(found)),
-            warnings=disagreement(found),
+            warnings=(*_not_finite(found), *disagreement(found)),
         )
 
     def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
@@ -198,6 +199,15 @@ class Expectation(Differentiable):
         array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
         args, options = jax.tree.map(array, (args, options))
         return Run(self.program, theta, key, args, options)
+
+
+def _not_finite(found: Found) -> tuple[str, ...]:
+    if np.all(np.isfinite(np.asarray(found.value))):
+        return ()
+    return (
+        "values are not finite: a draw had a parameter out of range (a probability beyond [0, 1], a"
+        " negative rate, NaN), or the program returned such a value.",
+    )
 
 
 def _counted(found: Found) -> str:
