@@ -80,7 +80,7 @@ class Expectation(Differentiable):
             return derivative.forward(Run(run.program, theta, key, *given), count)
 
         given = (run.args, run.options)
-        if self._closes_over_tracers(value, run):
+        if _closes_over_tracers(run):
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             jacobian = eqx.filter_closure_convert(jacobian, run.theta, run.key, given)
         value, jacobian = (
@@ -150,15 +150,10 @@ class Expectation(Differentiable):
         value = lambda theta, key, given: runs(theta, key, given).each(lambda run: run.value())
         surrogate = lambda theta, key, given: estimator.surrogate(runs(theta, key, given))
         given = (run.args, run.options)
-        if self._closes_over_tracers(value, run):
+        if _closes_over_tracers(run):
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             surrogate = eqx.filter_closure_convert(surrogate, run.theta, run.key, given)
         return differentiable_by(value, surrogate, run.theta, run.key, given)
-
-    def _closes_over_tracers(self, function, run: Run) -> bool:
-        arrays, rest = eqx.partition((run.theta, run.key, (run.args, run.options)), eqx.is_array)
-        probe = lambda arrays: function(*eqx.combine(arrays, rest))
-        return compat.closes_over_tracers(probe, arrays)
 
     def _known(self, run: Run) -> tuple[bool, Callable[[Any], PyTree]]:
         """Whether JAX goes backward, and the result's form: found out once for arguments of the
@@ -199,6 +194,14 @@ class Expectation(Differentiable):
         array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
         args, options = jax.tree.map(array, (args, options))
         return Run(self.program, theta, key, args, options)
+
+
+def _closes_over_tracers(run: Run) -> bool:
+    """Whether the program does."""
+    given = (run.theta, run.key, run.args, run.options)
+    arrays, rest = eqx.partition(given, eqx.is_array)
+    probe = lambda arrays: Run(run.program, *eqx.combine(arrays, rest)).result()
+    return compat.closes_over_tracers(probe, arrays)
 
 
 def _not_finite(found: Found) -> tuple[str, ...]:
