@@ -44,9 +44,9 @@ BLOCKS = {
     "switch": 3,
     "vmap": 1,
     "jit": 1,
-    "scan in scan": 1,
-    "cond in scan": 2,
 }
+# Blocks within blocks, which take long to compile.
+NESTED = {"scan in scan": 1, "cond in scan": 2}
 # What comes out of a step.
 RESULTS = ["number", "vector", "stack", "cumsum"]
 
@@ -61,7 +61,7 @@ def sentence(random: np.random.Generator, block: str, result: str) -> tuple[Stat
         plain = (one_of(PLAIN),) if random.random() < 0.5 else ()
         return (one_of(SMALL_DRAWS), *plain)
 
-    within = tuple(inner() for _ in range(BLOCKS[block]))
+    within = tuple(inner() for _ in range((BLOCKS | NESTED)[block]))
     numbers = tuple(map(int, random.integers(0, 12, 4)))
     return (
         one_of(DRAWS),
@@ -175,8 +175,7 @@ class Traced:
     numpy = jnp
 
     def __init__(self, key, data=DATA):
-        self.keys = iter(jax.random.split(key, 8))
-        self.data = data
+        self.key, self.taken, self.data = key, 0, data
         self.blocks = {
             "scan": self.scan,
             "fori": self.fori_loop,
@@ -188,7 +187,8 @@ class Traced:
         }
 
     def next_key(self):
-        return next(self.keys)
+        self.taken += 1
+        return jax.random.fold_in(self.key, self.taken)
 
     def within(self, key):
         return Traced(key, self.data)

@@ -17,6 +17,7 @@ from oracles import derivative
 from sad_grammar import (
     BLOCKS,
     DATA,
+    NESTED,
     RESULTS,
     Statement,
     Traced,
@@ -48,8 +49,11 @@ FACTORS: dict[str, list[Any]] = {
 
 @functools.cache
 def rows():
-    """Options, always the same; the first of them have all pairs."""
-    return pairwise(FACTORS, ALL)
+    """Options, always the same: those of the default have all pairs, and so do the others, with
+    blocks within blocks.
+    """
+    more = FACTORS | {"block": [*BLOCKS, *NESTED]}
+    return [*pairwise(FACTORS, DEFAULT), *pairwise(more, ALL - DEFAULT, 1)]
 
 
 @functools.cache

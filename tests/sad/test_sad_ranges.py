@@ -53,6 +53,11 @@ def one_of(logit):
 DRAWS = {
     "bernoulli": (sad.bernoulli, [0.0, 0.4, 1.0], [1.3, -0.3, NAN, INF]),
     "poisson": (sad.poisson, [0.0, 2.0, 40.0], [-2.0, 1e10, NAN, INF]),
+    "one-sided": (
+        lambda key, x: sad.poisson(key, x, flips="one-sided"),
+        [0.0, 2.0],
+        [-2.0, 1e10, NAN],
+    ),
     "geometric": (sad.geometric, [0.4, 1.0], [0.0, 1e-9, 1.3, NAN]),
     "binomial": (lambda key, x: sad.binomial(key, 3, x), [0.0, 0.5, 1.0], [-0.1, 1.1, NAN]),
     "trials": (
