@@ -1,54 +1,74 @@
 """Random small programs: one text, read by `sad` and by an enumeration of all random choices.
 
 A program is a list of statements over two growing lists of variables, integers and floats. It
-draws, one by one and in vectors, computes, indexes, chooses, branches, loops by `scan` and by
-`while`, and maps. `Traced` runs it in JAX; `Enumerated` runs it
-once for every way in which its draws can come out, in complex numbers.
+draws, one by one and in vectors, computes, indexes, chooses, and has a block: a loop, a conditional
+or a map, through which an integer and a vector go, and of whose steps a number or a vector comes
+out. `Traced` runs it in JAX; `Enumerated` runs it once for every way in which its draws can come
+out, in complex numbers.
 """
 
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
 from diffmh import sad
 
-TABLE = [0.5, -1.25, 2.0, 0.875]
+# What a program looks up, and by what the results of a block's steps are weighted.
+DATA = ([0.5, -1.25, 2.0, 0.875], [0.75, -0.5])
 
 
 class Statement(NamedTuple):
     kind: str
     numbers: tuple[int, ...]
-    inner: tuple[Any, ...] = ()
+    inner: tuple[tuple[Statement, ...], ...] = ()
+    result: str = "number"
 
 
-DRAWS = ["bernoulli", "binomial", "categorical", "poisson", "geometric", "vector"]
-SIMPLE = [*DRAWS, "add", "multiply", "index", "where", "smooth", "countdown"]
-_numbers = st.tuples(*(st.integers(0, 11) for _ in range(4)))
-_simple = st.builds(Statement, st.sampled_from(SIMPLE), _numbers, st.just(()))
-_draw = st.builds(Statement, st.sampled_from(DRAWS), _numbers, st.just(()))
+DRAWS = ["bernoulli", "binomial", "categorical", "vector", "poisson", "geometric"]
 # Within a block draws have few outcomes, so that all ways through a program can be listed.
-_small = st.builds(Statement, st.sampled_from(DRAWS[:3]), _numbers, st.just(()))
-_rest = st.builds(Statement, st.sampled_from([*DRAWS[:3], *SIMPLE[6:]]), _numbers, st.just(()))
-_short = st.tuples(_small, _rest)
-_cond = st.builds(lambda n, a, b: Statement("cond", n, (a, b)), _numbers, _short, _short)
-_block = st.builds(
-    Statement, st.sampled_from(["scan", "while", "vmap"]), _numbers, st.tuples(_small)
-)
-_scan = st.builds(lambda n, a: Statement("scan", n, a), _numbers, _short)
-programs = st.builds(
-    lambda first, middle, block, last: (first, *middle, block, *last),
-    _draw,
-    st.lists(_simple, min_size=0, max_size=2),
-    st.one_of(_cond, _scan, _block, _block),
-    st.lists(_simple, min_size=1, max_size=1),
-)
+SMALL_DRAWS = DRAWS[:3]
+PLAIN = ["add", "multiply", "index", "where", "smooth", "countdown"]
+# Blocks, by how many programs are in them.
+BLOCKS = {
+    "scan": 1,
+    "fori": 1,
+    "while": 1,
+    "cond": 2,
+    "switch": 3,
+    "vmap": 1,
+    "jit": 1,
+}
+# Blocks within blocks, which take long to compile.
+NESTED = {"scan in scan": 1, "cond in scan": 2}
+# What comes out of a step.
+RESULTS = ["number", "vector", "stack", "cumsum"]
+
+
+def sentence(random: np.random.Generator, block: str, result: str) -> tuple[Statement, ...]:
+    """A program with such a block."""
+
+    def one_of(kinds):
+        return Statement(str(random.choice(kinds)), tuple(map(int, random.integers(0, 12, 4))))
+
+    def inner():
+        plain = (one_of(PLAIN),) if random.random() < 0.5 else ()
+        return (one_of(SMALL_DRAWS), *plain)
+
+    within = tuple(inner() for _ in range((BLOCKS | NESTED)[block]))
+    numbers = tuple(map(int, random.integers(0, 12, 4)))
+    return (
+        one_of(DRAWS),
+        *(one_of(PLAIN) for _ in range(random.integers(0, 2))),
+        Statement(block, numbers, within, result),
+        one_of([*PLAIN, "bernoulli"]),
+    )
 
 
 def run(backend, program, theta):
@@ -61,7 +81,8 @@ def run(backend, program, theta):
 
 
 def _statements(backend, statements, integers, floats, theta):
-    for kind, numbers, inner in statements:
+    for statement in statements:
+        kind, numbers = statement.kind, statement.numbers
         i, j = (integers[n % len(integers)] for n in numbers[:2])
         x, y = (floats[n % len(floats)] for n in numbers[2:])
         p = backend.sigmoid(
@@ -98,72 +119,93 @@ def _statements(backend, statements, integers, floats, theta):
                 floats.append(backend.where(i > j, x, y + backend.real(i)))
             case "smooth":
                 floats.append(backend.squash(x) * theta[1] + backend.real(i))
-            case "cond":
+            case _:
+                start = (i % 3, backend.stack([x, backend.squash(y)]))
+                _block(backend, statement, start, integers, floats, theta)
 
-                def branch(statements):
-                    def body(backend):
-                        own_integers, own_floats = list(integers), list(floats)
-                        _statements(backend, statements, own_integers, own_floats, theta)
-                        return own_floats[-1] + backend.real(own_integers[-1])
 
-                    return body
+def _block(backend, statement, start, integers, floats, theta):
+    """The integer and a number are appended that the steps of a block leave."""
 
-                floats.append(backend.cond(i > 0, branch(inner[0]), branch(inner[1])))
-            case "scan":
+    def step_of(inner):
+        def step(backend, state):
+            i, s = state
+            own_integers, own_floats = [*integers, i], [*floats, s[0], s[1]]
+            _statements(backend, inner, own_integers, own_floats, theta)
+            drawn, x = own_integers[-1], own_floats[-1]
+            s = backend.stack([s[0] + 0.5 * backend.real(drawn), 0.5 * s[1] + 0.3 * s[0]])
+            return ((i + drawn) % 3, s), _result(backend, statement.result, s, x, theta)
 
-                def body(backend, carried):
-                    own_integers, own_floats = [*integers, carried], list(floats)
-                    _statements(backend, inner, own_integers, own_floats, theta)
-                    return (carried + own_integers[-1]) % 3, own_floats[-1] * backend.real(
-                        own_integers[-1]
-                    ) + 1.0
+        return step
 
-                carried, values = backend.scan(body, i % 3)
-                integers.append(carried)
-                floats.append(values[0] + values[1] if numbers[0] % 2 else values[0] * values[1])
+    steps = [step_of(inner) for inner in statement.inner]
+    outer, _, loop = statement.kind.rpartition(" in ")
+    if outer:
+        within = lambda backend, state: _summed(backend.blocks[outer](steps, state))
+        (i, s), ys = backend.blocks[loop]([within], start)
+    else:
+        (i, s), ys = backend.blocks[statement.kind](steps, start)
+    weights = backend.weights(len(ys)).reshape(-1, *(1,) * (ys.ndim - 1))
+    total = (weights * ys).sum(0)
+    total = total if ys.ndim == 1 else total[0] + 0.3 * total[0] * total[1]
+    integers.append(i)
+    floats.append(total + 0.2 * s[0] * s[1])
 
-            case "while":
 
-                def body(backend, carried, total):
-                    own_integers, own_floats = [*integers, carried], list(floats)
-                    _statements(backend, inner, own_integers, own_floats, theta)
-                    step = 1 + own_integers[-1] % 2
-                    return carried + step, total + own_floats[-1] * backend.real(step)
+def _summed(left):
+    """Of a block within a step: what it leaves, and the sum of its results."""
+    state, ys = left
+    return state, ys.sum(0)
 
-                carried, total = backend.while_loop(body, i % 2, 2)
-                integers.append(carried)
-                floats.append(total)
-            case "vmap":
 
-                def lane(backend, weight):
-                    own_integers, own_floats = list(integers), [*floats, x * weight]
-                    _statements(backend, inner, own_integers, own_floats, theta)
-                    return own_floats[-1] * weight + backend.real(own_integers[-1])
-
-                one, other = backend.vmap(lane, [0.5, 1.5])
-                floats.append(one * other if numbers[0] % 2 else one + 0.3 * other)
+def _result(backend, kind, s, x, theta):
+    if kind == "number":
+        return (s**2).sum() + x
+    if kind == "vector":
+        return s * theta[0] + x
+    if kind == "stack":
+        return backend.stack([s[0] * x, s[1] + theta[1]])
+    return backend.numpy.cumsum(s)[1] * x
 
 
 class Traced:
     """In JAX, with `sad`'s samplers."""
 
     zero = jnp.zeros((), jnp.int32)
+    numpy = jnp
 
-    def __init__(self, key):
-        self.keys = iter(jax.random.split(key, 8))
+    def __init__(self, key, data=DATA):
+        self.key, self.taken, self.data = key, 0, data
+        self.blocks = {
+            "scan": self.scan,
+            "fori": self.fori_loop,
+            "while": self.while_loop,
+            "cond": self.cond,
+            "switch": self.switch,
+            "vmap": self.vmap,
+            "jit": self.jit,
+        }
 
     def next_key(self):
-        return next(self.keys)
+        self.taken += 1
+        return jax.random.fold_in(self.key, self.taken)
+
+    def within(self, key):
+        return Traced(key, self.data)
 
     sigmoid = staticmethod(jax.nn.sigmoid)
     squash = staticmethod(jnp.tanh)
     where = staticmethod(jnp.where)
+    stack = staticmethod(jnp.stack)
 
     def real(self, i):
         return i.astype(jnp.float32)
 
     def table(self, i):
-        return jnp.asarray(TABLE, jnp.float32)[i]
+        return jnp.asarray(self.data[0], jnp.float32)[i]
+
+    def weights(self, count):
+        return jnp.asarray(self.data[1], jnp.float32)[:count]
 
     def bernoulli(self, p):
         return sad.bernoulli(self.next_key(), p).astype(jnp.int32)
@@ -187,28 +229,67 @@ class Traced:
         start = jnp.asarray(start, jnp.int32)
         return jax.lax.while_loop(lambda left: left > 0, lambda left: left - 1, start)
 
-    def while_loop(self, body, start, most):
-        def step(state):
-            carried, total, key = state
-            key, key_body = jax.random.split(key)
-            return (*body(Traced(key_body), carried, total), key)
-
-        start = (jnp.asarray(start, jnp.int32), jnp.float32(0.0), self.next_key())
-        return jax.lax.while_loop(lambda state: state[0] < most, step, start)[:2]
-
-    def vmap(self, lane, weights):
-        keys = jax.random.split(self.next_key(), len(weights))
-        one = lambda key, weight: lane(Traced(key), weight)
-        return jax.vmap(one)(keys, jnp.asarray(weights, jnp.float32))
-
-    def cond(self, condition, yes, no):
-        key = self.next_key()
-        return jax.lax.cond(condition, lambda: yes(Traced(key)), lambda: no(Traced(key)))
-
-    def scan(self, body, start):
+    def scan(self, steps, start):
         return jax.lax.scan(
-            lambda x, key: body(Traced(key), x), start, jax.random.split(self.next_key(), 2)
+            lambda state, key: steps[0](self.within(key), state),
+            start,
+            jax.random.split(self.next_key(), 2),
         )
+
+    def _summing(self, steps, start):
+        """A step that adds up its results, and what a loop of it starts from."""
+
+        def step(carried):
+            key, state, total = carried
+            key, key_step = jax.random.split(key)
+            state, y = steps[0](self.within(key_step), state)
+            return key, state, total + y
+
+        form = jax.eval_shape(lambda key: steps[0](self.within(key), start)[1], jax.random.key(0))
+        return step, (self.next_key(), start, jnp.zeros(form.shape, form.dtype))
+
+    def fori_loop(self, steps, start):
+        step, carried = self._summing(steps, start)
+        _, state, total = jax.lax.fori_loop(0, 2, lambda _, carried: step(carried), carried)
+        return state, total[None]
+
+    def while_loop(self, steps, start):
+        step, carried = self._summing(steps, start)
+
+        def counted(carried):
+            rounds, (key, (before, s), total) = carried
+            key, (i, s), total = step((key, (before, s), total))
+            return rounds + 1 + (i != before), (key, (i, s), total)
+
+        goes_on = lambda carried: carried[0] < 2
+        _, (_, state, total) = jax.lax.while_loop(goes_on, counted, (0, carried))
+        return state, total[None]
+
+    def cond(self, steps, start):
+        key = self.next_key()
+        branches = [lambda step=step: step(self.within(key), start) for step in steps]
+        state, y = jax.lax.cond(start[0] > 0, *branches)
+        return state, y[None]
+
+    def switch(self, steps, start):
+        key = self.next_key()
+        branches = [lambda step=step: step(self.within(key), start) for step in steps]
+        state, y = jax.lax.switch(start[0], branches)
+        return state, y[None]
+
+    def vmap(self, steps, start):
+        i, s = start
+        lane = lambda key, weight: steps[0](self.within(key), (i, s * weight))
+        keys = jax.random.split(self.next_key(), 2)
+        (lanes, states), ys = jax.vmap(lane)(keys, self.weights(2))
+        return (lanes[0], states[1]), ys
+
+    def jit(self, steps, start):
+        step, state, ys = jax.jit(lambda key, s: steps[0](self.within(key), s)), start, []
+        for _ in range(2):
+            state, y = step(self.next_key(), state)
+            ys.append(y)
+        return state, jnp.stack(ys)
 
 
 class Enumerated:
@@ -217,19 +298,33 @@ class Enumerated:
     """
 
     zero = 0
+    numpy = np
 
     def __init__(self, path):
         self.path, self.taken, self.probability = path, [], 1.0 + 0j
+        self.blocks = {
+            "scan": self.loop,
+            "fori": self.summed_loop,
+            "while": self.while_loop,
+            "cond": lambda steps, start: self.once(steps[0 if start[0] > 0 else 1], start),
+            "switch": lambda steps, start: self.once(steps[start[0]], start),
+            "vmap": self.vmap,
+            "jit": self.loop,
+        }
 
     sigmoid = staticmethod(lambda x: 1 / (1 + cmath.exp(-x)))
     squash = staticmethod(cmath.tanh)
     where = staticmethod(lambda condition, a, b: a if condition else b)
+    stack = staticmethod(np.array)
 
     def real(self, i):
         return float(i)
 
     def table(self, i):
-        return TABLE[i]
+        return DATA[0][i]
+
+    def weights(self, count):
+        return np.array(DATA[1][:count])
 
     def outcome(self, probabilities):
         number = self.path[len(self.taken)] if len(self.taken) < len(self.path) else 0
@@ -261,24 +356,36 @@ class Enumerated:
     def countdown(self, start):
         return 0
 
-    def while_loop(self, body, start, most):
-        total = 0.0
-        while start < most:
-            start, total = body(self, start, total)
-        return start, total
-
-    def vmap(self, lane, weights):
-        return [lane(self, weight) for weight in weights]
-
-    def cond(self, condition, yes, no):
-        return (yes if condition else no)(self)
-
-    def scan(self, body, start):
-        values = []
+    def loop(self, steps, state):
+        ys = []
         for _ in range(2):
-            start, value = body(self, start)
-            values.append(value)
-        return start, values
+            state, y = steps[0](self, state)
+            ys.append(y)
+        return state, np.array(ys)
+
+    def summed_loop(self, steps, state):
+        state, ys = self.loop(steps, state)
+        return state, ys.sum(0)[None]
+
+    def while_loop(self, steps, state):
+        rounds, ys = 0, []
+        while rounds < 2:
+            before = state[0]
+            state, y = steps[0](self, state)
+            ys.append(y)
+            rounds += 1 + (state[0] != before)
+        return state, np.array(ys).sum(0)[None]
+
+    def once(self, step, state):
+        state, y = step(self, state)
+        return state, np.array([y])
+
+    def vmap(self, steps, start):
+        (i, s), lanes = start, []
+        for weight in self.weights(2):
+            lanes.append(steps[0](self, (i, s * weight)))
+        ((first, _), one), ((_, last), other) = lanes
+        return (first, last), np.array([one, other])
 
 
 def exact_mean(program, theta):
@@ -294,3 +401,26 @@ def exact_mean(program, theta):
             taken.pop()
         path = [number for number, _ in taken[:-1]] + [taken[-1][0] + 1] if taken else None
     return np.array([total])
+
+
+def pairwise(factors: dict[str, list[Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """`count` rows of levels, the first of which have every pair of levels between them: each is
+    the best of some random ones.
+    """
+    random, names = np.random.default_rng(seed), list(factors)
+    pairs = lambda row: {((a, row[a]), (b, row[b])) for a, b in itertools.combinations(names, 2)}
+    missing = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(names, 2)
+        for x, y in itertools.product(factors[a], factors[b])
+    }
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        tried = [
+            {name: levels[random.integers(len(levels))] for name, levels in factors.items()}
+            for _ in range(200 if missing else 1)
+        ]
+        rows.append(max(tried, key=lambda row: len(pairs(row) & missing)))
+        missing -= pairs(rows[-1])
+    assert not missing, f"{count} rows are too few for all pairs"
+    return rows

@@ -4,11 +4,15 @@ with respect to theta alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from ._lowering.batch_first import batch_first
 from ._lowering.linear import linear_call
 from ._validate import NotDifferentiable
 
@@ -19,7 +23,31 @@ _SECOND_DERIVATIVE = (
 )
 
 
-@eqx.filter_custom_jvp
+class _CustomJvp:
+    """`eqx.filter_custom_jvp` of a function of arrays whose primal result, the function's and the
+    rule's, has the axis of `jax.vmap` in front whenever an argument has one: JAX takes it for
+    granted that the two agree, and else exchanges axes.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._call = eqx.filter_custom_jvp(
+            lambda *primals: batch_first(function(*primals), primals)
+        )
+
+    def __call__(self, *primals: Any) -> Any:
+        return self._call(*primals)
+
+    def def_jvp(self, rule: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        """`rule(primals, tangents)`: the value and its tangent."""
+
+        def in_front(primals, tangents):
+            value, tangent = rule(primals, tangents)
+            return batch_first(value, primals), tangent
+
+        self._call.def_jvp(in_front)
+
+
+@_CustomJvp
 def differentiable(value, jacobian, theta, key, args):
     """`value(theta, key, args)`; `jacobian(theta, key, args)` has value and derivative, the P
     flattened parameters leading.
@@ -38,18 +66,19 @@ def _jvp(primals, tangents):
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 
 
-@jax.custom_jvp
+@_CustomJvp
 def moving(value, other):
     """`value`, which moves as `other` does too: the sum of their derivatives. Adding `other` and
     taking it away again would round, and be NaN where it is infinite.
     """
-    # `other` is never chosen, but under `vmap` the value has its axis, as the derivative does.
-    return jax.lax.select(jnp.zeros(jnp.shape(value), bool), other, value)
+    return value
 
 
-@moving.defjvp
+@moving.def_jvp
 def _moving_jvp(primals, tangents):
     own, others = tangents
+    if own is None or others is None:
+        return primals[0], others if own is None else own
     return primals[0], own + others
 
 
@@ -71,7 +100,7 @@ def _refuse_data(closed_over, d_args):
         )
 
 
-@eqx.filter_custom_jvp
+@_CustomJvp
 def differentiable_both_ways(value, pushforward, pullback, theta, key, args):
     """`value(theta, key, args)`; its derivative along a direction is `pushforward(theta, key, args,
     direction)`, and backward `pullback(theta, key, args, cotangent)`: each is computed when it is
@@ -111,7 +140,7 @@ def _direction(theta, d_theta):
     return structure.unflatten(directions)
 
 
-@eqx.filter_custom_jvp
+@_CustomJvp
 def differentiable_by(value, surrogate, theta, key, args):
     """`value(theta, key, args)`; the derivative is JAX's own of `surrogate(theta, key, args)`, so
     that many parameters are differentiated backward.

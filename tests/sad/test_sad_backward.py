@@ -149,3 +149,54 @@ def test_a_sampler_without_log_prob_goes_backward():
     program = lambda theta, key: 2.0 * coin(key, jax.nn.sigmoid(jnp.sum(theta)))
     expected = sad.expectation(program, estimator=sad.Alternatives(1))
     np.testing.assert_allclose(jax.grad(expected)(jnp.zeros(20), KEY), 0.5, rtol=1e-6)
+
+
+# What a step of `walk_with_memory` leaves.
+LEFT = {
+    "sum": lambda s: (s**2).sum(),
+    "vector": lambda s: s,
+    "cumsum": lambda s: s.cumsum()[1],
+}
+
+
+def walk_with_memory(w, key, left):
+    """Two steps of a vector whose first entry decides."""
+
+    def step(s, key):
+        up = sad.bernoulli(key, jax.nn.sigmoid(w.sum() * s[0]))
+        s = jnp.stack([s[0] + up, 0.5 * s[1] + s[0]])
+        return s, left(s)
+
+    return jax.lax.scan(step, jnp.array([1.0, 0.0]), jax.random.split(key, 2))[1].sum()
+
+
+def walk_mean(w, left):
+    total = 0.0
+    for first, second in np.ndindex(2, 2):
+        chance, s, result = 1.0, np.array([1.0, 0.0]), 0.0
+        for up in (first, second):
+            p = 1 / (1 + np.exp(-w * s[0]))
+            chance = chance * (p if up else 1 - p)
+            s = np.array([s[0] + up, 0.5 * s[1] + s[0]])
+            result += left(s).sum()
+        total += chance * result
+    return total
+
+
+def test_states_that_are_vectors_backward():
+    """`jax.vmap` may leave the axis of replicates anywhere in a carried vector."""
+    w, keys = jnp.full(17, 0.3 / 17), jax.random.split(KEY, 2_048)
+    one = lambda key: [
+        jax.value_and_grad(sad.expectation(walk_with_memory))(w, key, left=left)
+        for left in map(jax.tree_util.Partial, LEFT.values())
+    ]
+    found = jax.jit(jax.vmap(one), compiler_options=QUICK)(keys)
+    for (value, gradient), left in zip(found, LEFT.values(), strict=True):
+        slope = walk_mean(0.3 + 1e-30j, left).imag / 1e-30
+        assert_unbiased(value, walk_mean(0.3, left))
+        assert_unbiased(gradient, np.full(17, slope))
+    assert abs(walk_mean(0.3, LEFT["sum"]) - 13.582) < 1e-3
+    program = lambda w, key: walk_with_memory(w, key, LEFT["sum"])
+    report = sad.run(program, w, KEY, estimator=sad.Alternatives(), num_replicates=2_048)
+    assert abs(report.value - 13.582) < 5 * report.value_error
+    assert np.all(np.abs(report.gradient - 4.4388) < 5 * report.gradient_error)

@@ -1,104 +1,142 @@
-"""Programs that Hypothesis makes up, each against an enumeration of its random choices."""
+"""Random programs, each with a row of a covering array of options, against an enumeration of its
+random choices: what it is built of, the estimator, how many parameters there are, how it is
+called, and where its data come from.
+"""
+
+from __future__ import annotations
 
 import functools
+import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from oracles import derivative
-from sad_grammar import Statement, Traced, exact_mean, programs, run
+from sad_grammar import (
+    BLOCKS,
+    DATA,
+    NESTED,
+    RESULTS,
+    Statement,
+    Traced,
+    exact_mean,
+    pairwise,
+    run,
+    sentence,
+)
 from sad_runs import QUICK
-from unbiasedness import assert_unbiased, is_caught
+from unbiasedness import Z, assert_unbiased, is_caught
 
 from diffmh import sad
 from diffmh.sad import derivative as one_run
 from diffmh.sad import interpreter
 from diffmh.sad.derivative import Run
-from diffmh.sad.estimators import Runs
 
 THETA = np.array([0.3, -0.4])
-RUNS = 4_000
-TOGETHER = 10
+RUNS, GROUPS = 2_048, 64
 DEFAULT, ALL = 60, 500
+FACTORS: dict[str, list[Any]] = {
+    "block": list(BLOCKS),
+    "result": RESULTS,
+    "estimator": [sad.Alternatives(), sad.Alternatives(3), sad.Score(), sad.Combined()],
+    "parameters": [1, 17, 40],
+    "call": ["vmap", "per_chain", "run"],
+    "data": ["args", "closure"],
+}
 
 
 @functools.cache
-def sentences():
-    """The first programs that Hypothesis makes up, always the same."""
-    found = {}
-
-    @settings(
-        max_examples=ALL + 50,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(programs)
-    def each(program):
-        found.setdefault(program)
-
-    each()
-    assert len(found) >= ALL
-    return list(found)[:ALL]
+def rows():
+    """Options, always the same: those of the default have all pairs, and so do the others, with
+    blocks within blocks.
+    """
+    more = FACTORS | {"block": [*BLOCKS, *NESTED]}
+    return [*pairwise(FACTORS, DEFAULT), *pairwise(more, ALL - DEFAULT, 1)]
 
 
-PIECES = [
-    pytest.param(first, marks=[pytest.mark.thorough] if first >= DEFAULT else [])
-    for first in range(0, ALL, TOGETHER)
+@functools.cache
+def mixing(count):
+    """A matrix that makes the two parameters of a program of many, and those many."""
+    if count == 1:
+        return THETA[:, None] / THETA[0], THETA[:1]
+    matrix = np.random.default_rng(count).normal(size=(2, count))
+    return matrix, np.linalg.pinv(matrix) @ THETA
+
+
+CASES = [
+    pytest.param(number, marks=[pytest.mark.thorough] if number >= DEFAULT else [])
+    for number in range(ALL)
 ]
 
 
-@pytest.mark.parametrize("first", PIECES)
-def test_random_programs(first):
-    """500 programs with `--thorough`, the first 60 of them without: K = 1 and 3 in turn, forward
-    and in reverse where JAX goes backward; and every third by the score too. Several are compiled
-    together, which takes less than each by itself.
-    """
-    numbered = list(enumerate(sentences()))[first : first + TOGETHER]
-    kinds = [[(1 + 2 * (number % 2), number // 2)] for number, _ in numbered]
-    for (number, _), kind in zip(numbered, kinds, strict=True):
-        kind.extend([SCORE] if number % 3 == 0 else [])
-    found = gradients([program for _, program in numbered], kinds, first)
-    for (number, program), by_kind in zip(numbered, found, strict=True):
-        exact = derivative(lambda theta, program=program: exact_mean(program, theta), THETA)[1][0]
-        for slopes in by_kind:
-            assert_unbiased(slopes, exact, f"{number}: {program}")
+@pytest.mark.parametrize("number", CASES)
+def test_random_programs(number):
+    row = rows()[number]
+    text = sentence(np.random.default_rng(number), row["block"], row["result"])
+    matrix, theta = mixing(row["parameters"])
+    mean, slope = derivative(lambda theta: exact_mean(text, theta), THETA)
+    exact = Exact(mean[0], slope[0] @ matrix)
+
+    def program(theta, key, *data):
+        return run(Traced(key, data or DATA), text, jnp.asarray(matrix, jnp.float32) @ theta)
+
+    data = tuple(jnp.asarray(part, jnp.float32) for part in DATA) if row["data"] == "args" else ()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the program has a `while_loop`", UserWarning)
+        CALLS[row["call"]](
+            sad.expectation(program, estimator=row["estimator"], num_replicates=RUNS),
+            (jnp.asarray(theta, jnp.float32), jax.random.key(number), *data),
+            exact,
+            f"{number}: {row}, {text}",
+        )
 
 
-SCORE = "score"
+class Exact:
+    """A value and its gradient."""
+
+    def __init__(self, value, gradient):
+        self.value, self.gradient = value, gradient
 
 
-def gradients(programs, kinds, seed):
-    """Of each program and each of its kinds, one for each of many runs. A kind is the number of
-    alternatives with the mode, in reverse if that is odd and nothing is in the way; or the score.
-    """
-    keys = jax.random.split(jax.random.key(seed), RUNS)
-    both = list(zip(programs, kinds, strict=True))
-    everything = lambda keys: [
-        [gradient(program, kind)(keys) for kind in ks] for program, ks in both
-    ]
-    return jax.jit(everything, compiler_options=QUICK)(keys)
+def by_vmap(call, arguments, exact, what):
+    theta, key, *data = arguments
+    one = lambda key: jax.value_and_grad(call)(theta, key, *data)
+    keys = jax.random.split(key, RUNS)
+    value, gradient = jax.jit(jax.vmap(one), compiler_options=QUICK)(keys)
+    assert_unbiased(value, exact.value, what)
+    assert_unbiased(gradient, exact.gradient, what)
 
 
-def gradient(program, kind):
-    traced = lambda theta, key: run(Traced(key), program, theta)
-    theta = jnp.asarray(THETA, jnp.float32)
+def per_chain(call, arguments, exact, what):
+    """Backward, the means of groups of replicates."""
+    theta, *given = arguments
 
-    def one(key):
-        this, (alternatives, mode) = Run(traced, theta, key, (), {}), kind
-        if mode % 2 and one_run.trace(this).is_reversible:
-            probes = one_run.probes(this, jnp.ones(theta.shape))
-            in_reverse = lambda theta: one_run.backward(this.at(theta), alternatives, probes)[0]
-            return jax.grad(in_reverse)(theta)
-        return one_run.forward(this, alternatives)[1][:, 0]
+    def groups(theta):
+        value, pull = jax.vjp(lambda theta: call.per_chain(theta, *given), theta)
+        means = jnp.repeat(jnp.eye(GROUPS), RUNS // GROUPS, axis=1) * GROUPS / RUNS
+        return value, jax.vmap(lambda row: pull(row)[0])(means)
 
-    if kind != SCORE:
-        return jax.vmap(one)
-    runs = lambda keys: Runs(Run(traced, theta, keys[0], (), {}), keys, False)
-    return lambda keys: sad.Score().find(runs(keys)).jacobian[:, 0].T
+    value, gradient = jax.jit(groups, compiler_options=QUICK)(theta)
+    assert_unbiased(value, exact.value, what)
+    error = np.std(gradient, axis=0, ddof=1) / GROUPS**0.5
+    assert_near(np.mean(gradient, axis=0), error, exact.gradient, what)
+
+
+def by_run(call, arguments, exact, what):
+    report = call.run(*arguments)
+    assert_near(report.value, report.value_error, exact.value, what)
+    assert_near(report.gradient, report.gradient_error, exact.gradient, what)
+
+
+def assert_near(found, error, exact, what):
+    off = np.abs(np.asarray(found, float) - exact)
+    near = off < Z * np.asarray(error) + 1e-5 * (0.1 + np.abs(exact))
+    assert np.all(near), f"{what}: {found} ± {error}, exact {exact}"
+
+
+CALLS = {"vmap": by_vmap, "per_chain": per_chain, "run": by_run}
 
 
 OUTLIVED = (
@@ -116,5 +154,9 @@ def test_the_grammar_finds_loops_that_drop_what_lives(monkeypatch, mistaken):
     if mistaken:
         monkeypatch.setattr(interpreter, "pin", lambda world, values: world)
     exact = derivative(lambda theta: exact_mean(OUTLIVED, theta), THETA)[1][0]
-    ((found,),) = gradients([OUTLIVED], [[(1, 0)]], 1)
+    traced = lambda theta, key: run(Traced(key), OUTLIVED, theta)
+    theta = jnp.asarray(THETA, jnp.float32)
+    one = lambda key: one_run.forward(Run(traced, theta, key, (), {}), 1)[1][:, 0]
+    keys = jax.random.split(jax.random.key(1), 4_000)
+    found = jax.jit(jax.vmap(one), compiler_options=QUICK)(keys)
     assert is_caught(found, exact) == mistaken

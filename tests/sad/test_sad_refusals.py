@@ -119,34 +119,6 @@ def test_plain_differentiation_of_a_program():
         jax.grad(program)(0.4, KEY)
 
 
-def test_parameters_out_of_range_make_nan_or_the_nearer_end():
-    """Never the least of all integers."""
-    for value in (jnp.nan, -1.0, jnp.inf):
-        draws = [sad.poisson(KEY, value), sad.binomial(KEY, 5, value), sad.geometric(KEY, value)]
-        assert all(int(draw) >= 0 for draw in draws), (value, draws)
-    assert np.isnan(gradient(lambda p, key: 1.0 * sad.geometric(key, p - 0.4), 0.4))
-
-
-NO_DISTRIBUTION = {
-    "a logit is NaN": lambda p, key: sad.categorical(key, jnp.stack([p, jnp.nan * p, 1.0])),
-    "a logit is infinite": lambda p, key: sad.categorical(key, jnp.stack([p, p / 0.0, 1.0])),
-    "negative probs": lambda p, key: sad.categorical(key, probs=jnp.stack([p, -p, 1.0])),
-    "geometric beyond 1": lambda p, key: sad.geometric(key, p + 1.0),
-    "a rate that no int32 holds": lambda p, key: sad.poisson(key, 1e10 * p),
-    "one-sided": lambda p, key: sad.poisson(key, 1e10 * p, flips="one-sided"),
-}
-
-
-@pytest.mark.parametrize("estimator", [sad.Alternatives(), sad.Alternatives(2), sad.Score()])
-@pytest.mark.parametrize("draw", NO_DISTRIBUTION.values(), ids=NO_DISTRIBUTION.keys())
-def test_where_there_is_no_distribution_the_derivative_is_nan(draw, estimator):
-    """The value stays a number, whichever estimator differentiates it."""
-    mean = sad.expectation(lambda p, key: 1.0 * draw(p, key), estimator=estimator)
-    value, slope = jax.value_and_grad(mean)(0.4, KEY)
-    assert np.isfinite(value)
-    assert np.isnan(slope)
-
-
 @pytest.mark.parametrize(
     "draw, mean, variance",
     [

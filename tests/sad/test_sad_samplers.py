@@ -34,6 +34,10 @@ def geometric(p):
     return p * (1 - p) ** (k - 1)
 
 
+def negative_binomial(p):
+    return special.binom(COUNTS + 4, COUNTS) * p**5 * (1 - p) ** COUNTS
+
+
 def categorical(theta):
     weights = np.exp(np.array([0.3, -1.0, 2.0, 0.0]) * theta)
     return weights / weights.sum()
@@ -44,6 +48,8 @@ def operands(name, theta):
     one = jnp.ones(())
     if name == "binomial":
         return samplers._BINOMIAL, (jnp.asarray(7), theta), (jnp.zeros(()), one)
+    if name == "negative_binomial":
+        return samplers._NEGATIVE_BINOMIAL, (jnp.asarray(5), theta), (jnp.zeros(()), one)
     if name == "categorical":
         slope = jnp.array([0.3, -1.0, 2.0, 0.0])
         return samplers._CATEGORICAL, (slope * theta,), (slope,)
@@ -60,6 +66,7 @@ CASES = [
     *(("binomial", p, binomial, 0) for p in NEAR_ZERO_AND_ONE),
     *(("poisson", rate, poisson, 0) for rate in (1e-6, 1e-3, 0.5, 3.0, 40.0)),
     *(("geometric", p, geometric, 1) for p in (0.01, 0.3, 0.999, 1 - 1e-6)),
+    *(("negative_binomial", p, negative_binomial, 0) for p in (0.2, 0.5, 0.999, 1 - 1e-6)),
     *(("categorical", theta, categorical, 0) for theta in (0.0, 0.7, -9.0)),
 ]
 

@@ -124,23 +124,30 @@ _CALLS = {
 }
 # Calls of this name are vouched for (`diffmh.continuous`).
 VOUCHED = "diffmh_continuous"
+# The identity, of its first operands: it matters to `jax.vmap` alone (`batch_first`).
+BATCH_FIRST = "diffmh_batch_first"
 # Primitives of our own, by what they compute.
 _OURS: dict[str, Callable[..., list[Any]]] = {}
 # In a program that is to be run only, functions with derivatives of their own are calls too.
+_ACTING = dict(_CALLS)
 _RUN = _CALLS | {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 def program(
-    function: Callable[..., Any], *arguments: Any, differentiated: bool = True
+    function: Callable[..., Any],
+    *arguments: Any,
+    differentiated: bool = True,
+    acts: bool = False,
 ) -> tuple[Program, Any]:
     """The program that computes the leaves of `function(*arguments)` from the leaves of
     `arguments`, and the result's form.
 
     Primitives of ours and functions with derivatives of their own are inlined unless the program is
-    to be differentiated.
+    to be differentiated. What prints, raises or otherwise `acts` is in a program to be run, and
+    in others if asked for.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    return _program(closed, _CALLS if differentiated else _RUN), shape
+    return _program(closed, (_ACTING if acts else _CALLS) if differentiated else _RUN), shape
 
 
 def body(equation: Equation) -> Program | None:
@@ -162,7 +169,7 @@ def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
     kept = []
     for equation, acts in reversed(equations):
-        if needed.intersection(equation.outputs) or (acts and calls is _RUN):
+        if needed.intersection(equation.outputs) or (acts and calls is not _CALLS):
             kept.append(equation)
             needed.update(atom for atom in equation.inputs if isinstance(atom, Variable))
     return Program(inputs, tuple(reversed(kept)), outputs)
@@ -190,7 +197,9 @@ def _inline(
             if _is_continuous(equation, inputs):
                 vouch = lambda one: dataclasses.replace(one, vouched=True)
                 equations[begin:] = [(vouch(one), acts) for one, acts in equations[begin:]]
-        elif name in _OURS and calls is not _CALLS:
+        elif name == BATCH_FIRST:
+            outputs = inputs[: len(equation.outvars)]
+        elif name in _OURS and calls is _RUN:
             function = functools.partial(_OURS[name], **equation.params)
             inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
             outputs = _inline(inner, calls, inputs, equations, called_at)

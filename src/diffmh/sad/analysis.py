@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._lowering.program import Atom, Cond, Equation, Program, Scan, Variable, While
 from .._lowering.program import Constant as Constant
 from . import primitives
-from .samplers import SAMPLE
+from .samplers import SAMPLE, VALID
 
 # A use of a value asks that all of some others be linear too; an impossible one asks it of `None`.
 Use = tuple[Atom, tuple[Variable | None, ...]]
@@ -164,6 +164,8 @@ def _forward_control(analysis: Analysis, equation: Equation) -> None:
 
 
 def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
+    if equation.primitive == VALID:
+        return  # Of the primal alone.
     inputs = equation.inputs
     differentiated, branched = (
         any(atom in facts for atom in inputs) for facts in (analysis.tangent, analysis.branched)

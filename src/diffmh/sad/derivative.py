@@ -13,14 +13,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .. import _trees, _validate
 from .._lowering import compat
 from .._lowering.program import Equation, Program, While
 from .._validate import NotDifferentiable
 from . import control_flow as control_flow
-from . import primitives
+from . import primitives, ranges
 from . import rules as rules
 from .analysis import Analysis, analyse
 from .baseline import Baseline
@@ -55,7 +55,13 @@ class Run(eqx.Module):
         return dataclasses.replace(self, theta=theta, key=key)
 
     def value(self) -> Float[Array, "F"]:
-        """The result as one vector of floats."""
+        """The result as one vector of floats, NaN if a draw was out of range."""
+        program, parameters, rest = _program(self, acts=True)
+        vector, valid = ranges.run(ranges.checked(program), [*parameters, *rest])
+        return ranges.nan_unless(valid, self.theta, vector)
+
+    def result(self) -> Float[Array, "F"]:
+        """What the program returns, as one vector of floats."""
         result = self.program(self.theta, self.key, *self.args, **self.options)
         return ravel_pytree(jax.tree.map(_as_float, _trees.strong(result)))[0]
 
@@ -80,7 +86,9 @@ def _as_float(leaf: Array) -> Array:
 
 
 class Traced(eqx.Module):
-    """A run as a program of its parameters and the rest, and what is known of it."""
+    """A run as a program of its parameters and the rest, and what is known of it. Its outputs are
+    the result and whether all draws were in range.
+    """
 
     program: Program = eqx.field(static=True)
     analysis: Analysis = eqx.field(static=True)
@@ -101,14 +109,17 @@ def trace(run: Run, any_primitive: bool = False) -> Traced:
     analysis = analyse(program, program.inputs[: len(parameters)])
     refuse(analysis, program, any_primitive)
     refuse_shared(analysis, program)
+    program = ranges.checked(program)
     program = lifted(program, lambda equation: equation.inputs[0] in analysis.branched)
     analysis = analyse(program, program.inputs[: len(parameters)])
     program = hoisted(program)
     return Traced(program, analysis, parameters, [jnp.asarray(leaf) for leaf in rest])
 
 
-def _program(run: Run) -> tuple[Program, list[Any], list[Any]]:
-    """The program, a function of parameters and of what else it is given."""
+def _program(run: Run, acts: bool = False) -> tuple[Program, list[Any], list[Any]]:
+    """The program, a function of parameters and of what else it is given; with `acts`, whatever it
+    prints too.
+    """
     parameters, structure = jax.tree.flatten(run.theta)
     others, static = eqx.partition((run.key, run.args, run.options), eqx.is_array)
     rest, rest_structure = jax.tree.flatten(others)
@@ -116,9 +127,9 @@ def _program(run: Run) -> tuple[Program, list[Any], list[Any]]:
     def flat(*leaves):
         theta = jax.tree.unflatten(structure, leaves[: len(parameters)])
         given = eqx.combine(jax.tree.unflatten(rest_structure, leaves[len(parameters) :]), static)
-        return Run(run.program, theta, *given).value()
+        return Run(run.program, theta, *given).result()
 
-    return compat.program(flat, *parameters, *rest)[0], parameters, rest
+    return compat.program(flat, *parameters, *rest, acts=acts)[0], parameters, rest
 
 
 def _has_while(analysis: Analysis, program: Program) -> bool:
@@ -161,8 +172,12 @@ def num_parameters(theta: PyTree) -> int:
     return sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
 
 
-def _evaluate(run: Run, num_slots: int, directions: Float[Array, "D P"], reverse: bool) -> Value:
-    """The result with a tangent along each direction, by alternatives."""
+def _evaluate(
+    run: Run, num_slots: int, directions: Float[Array, "D P"], reverse: bool
+) -> tuple[Value, Bool[Array, ""]]:
+    """The result with a tangent along each direction, by alternatives; and whether all draws were
+    in range.
+    """
     traced = trace(run, reverse)
     _, unravel = ravel_pytree(run.theta)
     tangents = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(directions)
@@ -178,15 +193,17 @@ def _evaluate(run: Run, num_slots: int, directions: Float[Array, "D P"], reverse
         traced.analysis.num_uniforms(traced.program),
         reverse,
     )
-    _, (result,) = evaluate(traced.analysis, traced.program, world, inputs, [True])
-    return result
+    _, (result, valid) = evaluate(traced.analysis, traced.program, world, inputs, [True, False])
+    return result, valid.primal
 
 
 def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
     """The value, and an unbiased estimate of the derivative of its expectation."""
     flat = ravel_pytree(run.theta)[0]
-    result = _evaluate(run, num_slots, jnp.eye(flat.size, dtype=flat.dtype), False)
-    return result.primal, result.tangents(flat.size, flat.dtype)
+    result, valid = _evaluate(run, num_slots, jnp.eye(flat.size, dtype=flat.dtype), False)
+    tangents = result.tangents(flat.size, flat.dtype)
+    value, slope = (ranges.nan_unless(valid, run.theta, part) for part in (result.primal, tangents))
+    return value, slope
 
 
 def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
@@ -206,7 +223,8 @@ def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
 
 def backward(run: Run, num_slots: int, directions: Float[Array, "D P"]) -> Float[Array, "F"]:
     """The value, whose derivative by JAX is an unbiased estimate of that of its expectation."""
-    return _evaluate(run, num_slots, directions, True).primal
+    result, valid = _evaluate(run, num_slots, directions, True)
+    return ranges.nan_unless(valid, run.theta, result.primal)
 
 
 class Scored(eqx.Module):
@@ -228,14 +246,17 @@ def scored(run: Run, baseline: Baseline) -> Scored:
     anchor = jax.random.key_data(run.key)
     of_others = lambda value: baseline(value, anchor)
     replayed = replay(traced.analysis, traced.program, inputs, of_others)
-    return Scored(replayed.outputs[0], replayed.credits[0], replayed.log_prob)
+    value, valid = replayed.outputs
+    parts = value, replayed.credits[0], replayed.log_prob
+    return Scored(*(ranges.nan_unless(valid, run.theta, part) for part in parts))
 
 
 def smoothed(run: Run) -> Float[Array, "F"]:
     """The value, whose draws pass on the derivative of their mean."""
     traced = trace(run, True)
     inputs: Sequence[Any] = [*traced.parameters, *traced.rest]
-    return smooth(traced.analysis, traced.program, inputs)[0]
+    result, valid = smooth(traced.analysis, traced.program, inputs)
+    return ranges.nan_unless(valid, run.theta, result)
 
 
 def jacobian(

@@ -49,6 +49,11 @@ class Runs(eqx.Module):
         """Of a value in the middle of a replicate's run, its mean over the others."""
         return baseline(1 if self.group == 1 else 2)
 
+    @property
+    def is_reversible(self) -> bool:
+        """Whether JAX goes backward through the program."""
+        return self.reverse or derivative.trace(self.run, True).is_reversible
+
     def of(self, keys: Any, group: int = 1) -> Runs:
         """The replicates of these keys."""
         return dataclasses.replace(self, keys=keys, group=group)
@@ -206,6 +211,8 @@ class Score(Estimator):
         return Found(value, jacobian, {}, runs.group)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
+        if not runs.is_reversible:
+            return _linear(runs, self.find(runs.still()))
         scored = runs.each(lambda run: derivative.scored(run, runs.baseline), differentiated=True)
         return moving(scored.value, scored.credit)
 
@@ -287,12 +294,18 @@ class Smooth(Estimator):
     """
 
     def find(self, runs: Runs) -> Found:
-        value, jacobian = runs.jacobians(_twice(derivative.smoothed))
-        unbiased = Combined().find(runs)
-        return Found(value, jacobian, {"unbiased": unbiased.jacobian}, runs.group)
+        found = self._smoothed(runs)
+        unbiased = {"unbiased": Combined().find(runs).jacobian}
+        return Found(found.value, found.jacobian, unbiased, runs.group)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
+        if not runs.is_reversible:
+            return _linear(runs, self._smoothed(runs.still()))
         return runs.each(derivative.smoothed, differentiated=True)
+
+    def _smoothed(self, runs: Runs) -> Found:
+        value, jacobian = runs.jacobians(_twice(derivative.smoothed))
+        return Found(value, jacobian, {}, runs.group)
 
 
 def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
@@ -79,7 +80,7 @@ class Expectation(Differentiable):
             return derivative.forward(Run(run.program, theta, key, *given), count)
 
         given = (run.args, run.options)
-        if self._closes_over_tracers(value, run):
+        if _closes_over_tracers(run):
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             jacobian = eqx.filter_closure_convert(jacobian, run.theta, run.key, given)
         value, jacobian = (
@@ -129,7 +130,7 @@ class Expectation(Differentiable):
             found.jacobian,
             (),
             notes=(*notes(self.of_many, found), _counted(found)),
-            warnings=disagreement(found),
+            warnings=(*_not_finite(found), *disagreement(found)),
         )
 
     def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
@@ -149,15 +150,10 @@ class Expectation(Differentiable):
         value = lambda theta, key, given: runs(theta, key, given).each(lambda run: run.value())
         surrogate = lambda theta, key, given: estimator.surrogate(runs(theta, key, given))
         given = (run.args, run.options)
-        if self._closes_over_tracers(value, run):
+        if _closes_over_tracers(run):
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             surrogate = eqx.filter_closure_convert(surrogate, run.theta, run.key, given)
         return differentiable_by(value, surrogate, run.theta, run.key, given)
-
-    def _closes_over_tracers(self, function, run: Run) -> bool:
-        arrays, rest = eqx.partition((run.theta, run.key, (run.args, run.options)), eqx.is_array)
-        probe = lambda arrays: function(*eqx.combine(arrays, rest))
-        return compat.closes_over_tracers(probe, arrays)
 
     def _known(self, run: Run) -> tuple[bool, Callable[[Any], PyTree]]:
         """Whether JAX goes backward, and the result's form: found out once for arguments of the
@@ -198,6 +194,23 @@ class Expectation(Differentiable):
         array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
         args, options = jax.tree.map(array, (args, options))
         return Run(self.program, theta, key, args, options)
+
+
+def _closes_over_tracers(run: Run) -> bool:
+    """Whether the program does."""
+    given = (run.theta, run.key, run.args, run.options)
+    arrays, rest = eqx.partition(given, eqx.is_array)
+    probe = lambda arrays: Run(run.program, *eqx.combine(arrays, rest)).result()
+    return compat.closes_over_tracers(probe, arrays)
+
+
+def _not_finite(found: Found) -> tuple[str, ...]:
+    if np.all(np.isfinite(np.asarray(found.value))):
+        return ()
+    return (
+        "values are not finite: a draw had a parameter out of range (a probability beyond [0, 1], a"
+        " negative rate, NaN), or the program returned such a value.",
+    )
 
 
 def _counted(found: Found) -> str:

@@ -56,10 +56,14 @@ def replay(
     inputs: Sequence[Any],
     baseline: Callable[[Array], Array],
 ) -> Replayed:
-    """Runs a program with its draws held fixed, and credits the terms of its results."""
+    """Runs a program with its draws held fixed, and credits the terms of its real results."""
     player = Player(by_terms(analysis, program), None, baseline)
     held = [Held(value) for value in inputs]
-    log_prob, outputs = player.run(program, jnp.zeros(()), held, [True] * len(program.outputs))
+    real = [
+        isinstance(atom, Variable) and jnp.issubdtype(atom.dtype, jnp.floating)
+        for atom in program.outputs
+    ]
+    log_prob, outputs = player.run(program, jnp.zeros(()), held, real)
     credits = [_no_credit(one.primal) if one.credit is None else one.credit for one in outputs]
     return Replayed([one.primal for one in outputs], credits, log_prob)
 

@@ -22,7 +22,7 @@ from .analysis import Analysis
 from .interpreter import ANY, RULES
 from .marker import LINEAR
 from .propose import PROPOSE
-from .samplers import SAMPLE, Sampler
+from .samplers import SAMPLE, VALID, Sampler
 from .values import Lanes, Value, World, in_lanes, same
 
 
@@ -249,6 +249,13 @@ def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: An
     return _Chosen(index, factor.astype(weight.dtype))
 
 
+def valid(
+    analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
+) -> tuple[World, list[Value]]:
+    """Whether the primal's draws were in range: of alternatives it is not asked."""
+    return world, [Value(primal) for primal in equation.bind(*(v.primal for v in operands))]
+
+
 def propose(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
@@ -308,6 +315,7 @@ RULES.update(
     {
         ANY: by_evaluation,
         SAMPLE: sample,
+        VALID: valid,
         PROPOSE: propose,
         LINEAR: lambda analysis, world, equation, operands: (world, operands),
     }

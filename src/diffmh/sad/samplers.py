@@ -11,12 +11,15 @@ derives them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
 from .. import _validate
@@ -42,6 +45,8 @@ class Sampler:
     - `log_prob(value, *parameters)`: the log probability, up to what the parameters do not change;
       `sad.Score` and `sad.Combined` need it.
     - `mean(*parameters)`: the mean; `sad.Smooth` needs it.
+    - `in_range(*parameters)`: whether there is such a distribution; if not, a run's value and
+      derivative are NaN. NaN among the parameters is out of range in any case.
 
     All functions are for one draw; arrays of parameters make arrays of draws. Values and weights of
     flips may have a leading axis, for many flips at once.
@@ -60,6 +65,7 @@ class Sampler:
     event_ndims: tuple[int, ...]
     log_prob: Callable[..., Array] | None = None
     mean: Callable[..., Array] | None = None
+    in_range: Callable[..., Any] | None = None
     name: str = "a `sad.Sampler`"
 
     def __call__(self, key: Checked[Key[Array, ""]], *parameters: ArrayLike) -> Array:
@@ -130,6 +136,18 @@ class Sampler:
             )
         return self._each_draw(self.mean, len(shape))(*parameters)
 
+    def in_ranges(self, *parameters: Array) -> Bool[Array, ""]:
+        """Whether all draws have parameters in range."""
+        known = [
+            jnp.all(~jnp.isnan(parameter))
+            for parameter in parameters
+            if jnp.issubdtype(parameter.dtype, jnp.floating)
+        ]
+        if self.in_range is not None:
+            draws = parameters[0].ndim - self.event_ndims[0]
+            known.append(jnp.all(self._each_draw(self.in_range, draws)(*parameters)))
+        return functools.reduce(jnp.logical_and, known, jnp.ones((), bool))
+
     @staticmethod
     def _each_draw(function, ndim, out_axes=0):
         for _ in range(ndim):
@@ -153,6 +171,8 @@ def refuse_plain(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 SAMPLE = "sad_sample"
+# Whether the parameters of a draw are in range, in the programs of `ranges`.
+VALID = "sad_valid"
 _sample = compat.new_primitive(
     SAMPLE,
     lambda *operands, sampler: [sampler.values(*operands)],
@@ -166,9 +186,49 @@ def _up_or_down(value: Array, up: Array, down: Array) -> list[tuple[Array, Array
     return [(value + 1, up), (value - 1, down)]
 
 
-def _within(parameter: Array, tangent: Array, most: float) -> Array:
-    """The tangent of a parameter that counts as the nearer end of [0, most] beyond it."""
-    return jnp.where((parameter < 0) | (parameter > most), 0.0, tangent)
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """Where a parameter must be, in words and as a condition on NumPy's and JAX's arrays."""
+
+    wanted: str
+    holds: Callable[[Any], Any]
+
+    def inside(self, parameter: Array, instead: float) -> Array:
+        """Beyond it something harmless: a draw must end, whatever becomes of it."""
+        return jnp.where(self.holds(parameter), parameter, instead)
+
+
+def _in_unit(p: Any) -> Any:
+    """Probabilities that are sums and quotients of others may be rounded beyond the ends."""
+    slack = 8 * jnp.finfo(p.dtype).eps
+    return (p >= -slack) & (p <= 1 + slack)
+
+
+# An int32 must hold the draw: of a rate up to this, and of a geometric draw whose uniform has 53
+# bits, at most 53 log(2)/p.
+_MOST_RATE, _LEAST_CHANCE = 2.0**30, 2.0**-25
+_UNIT = _Range("in [0, 1]", _in_unit)
+_COUNT = _Range("at least 0", lambda n: n >= 0)
+_RATE = _Range("in [0, 2³⁰]", lambda rate: (rate >= 0) & (rate <= _MOST_RATE))
+_CHANCE = _Range("in [2⁻²⁵, 1]", lambda p: (p >= _LEAST_CHANCE) & _in_unit(p))
+_LOGITS = _Range(
+    "below +∞, none of them NaN and not all −∞",
+    lambda logits: (logits < jnp.inf).all(-1) & (logits > -jnp.inf).any(-1),
+)
+_WEIGHTS = _Range(
+    "finite, none of them negative and not all 0",
+    lambda p: ((p >= 0) & (p < jnp.inf)).all(-1) & (p > 0).any(-1),
+)
+
+
+def _all_in(*ranges: _Range) -> Callable[..., Any]:
+    """Each parameter in its range."""
+
+    def in_range(*parameters):
+        held = [each.holds(given) for each, given in zip(ranges, parameters, strict=True)]
+        return functools.reduce(operator.and_, held)
+
+    return in_range
 
 
 # Boundary between k and k+1, with δ_k = −∂F(k) the flow across it: w(k → k+1) = δ_k/(p_k + p_{k+1})
@@ -176,13 +236,12 @@ def _within(parameter: Array, tangent: Array, most: float) -> Array:
 
 
 def _bernoulli_flips(value, parameters, tangents):
-    derivative = _within(parameters[0], tangents[0], 1.0)
-    return [(~value, jnp.where(value, -derivative, derivative))]
+    return [(~value, jnp.where(value, -tangents[0], tangents[0]))]
 
 
 def _binomial_flips(value, parameters, tangents):
     n, p = parameters
-    derivative, p = _within(p, tangents[1], 1.0), jnp.clip(p, 0.0, 1.0)
+    derivative, p = tangents[1], jnp.clip(p, 0.0, 1.0)
     k = value.astype(p.dtype)
 
     def across(k):
@@ -195,25 +254,28 @@ def _binomial_flips(value, parameters, tangents):
 
 
 def _poisson_flips(value, parameters, tangents):
-    derivative, rate = _within(parameters[0], tangents[0], jnp.inf), _rate(parameters[0])
+    rate, derivative = parameters[0], tangents[0]
     k = value.astype(rate.dtype)
     # δ_k = p_k, p_{k+1}/p_k = λ/(k+1).
     across = lambda k: (k + 1) / (k + 1 + jnp.where(k < 0, 1.0, rate))
     return _up_or_down(value, across(k) * derivative, -across(k - 1) * derivative)
 
 
-def _rate(rate: Array) -> Array:
-    """Of a Poisson draw: negative ones count as 0, NaN where an int32 might not hold the draw."""
-    return _nan_where(rate > 2.0**30, jnp.maximum(rate, 0.0))
+def _negative_binomial_flips(value, parameters, tangents):
+    r, p = parameters
+    k = value.astype(p.dtype)
 
+    def across(k):
+        """δ_k = −(k+r) p_k / p, p_{k+1}/p_k = (k+r)(1−p)/(k+1); zero below 0."""
+        inside = k >= 0
+        denominator = jnp.where(inside, p * (k + 1 + (k + r) * (1 - p)), 1.0)
+        return jnp.where(inside, -(k + r) * (k + 1) / denominator, 0.0)
 
-def _in_unit_interval(p: Array) -> Array:
-    """NaN beyond (0, 1], where there is no such distribution."""
-    return _nan_where(~((p > 0) & (p <= 1)), p)
+    return _up_or_down(value, across(k) * tangents[1], -across(k - 1) * tangents[1])
 
 
 def _geometric_flips(value, parameters, tangents):
-    p = _in_unit_interval(parameters[0])
+    p = parameters[0]
     k = value.astype(p.dtype)
     # F(k) = 1 − (1−p)^k: δ_k = −k (1−p)^(k−1), p_k + p_{k+1} = (1−p)^(k−1) p (2−p).
     across = lambda k: -k / (p * (2 - p))
@@ -227,20 +289,9 @@ def _categorical_flips(value, parameters, tangents):
 
 def _probabilities_flips(value, parameters, tangents):
     """Of probabilities that are divided by their sum: `dp − p Σdp`."""
-    given = _not_negative(parameters[0])
-    total = jnp.sum(given)
-    p = given / total
+    total = jnp.sum(parameters[0])
+    p = parameters[0] / total
     return _between_any(value, p, (tangents[0] - p * jnp.sum(tangents[0])) / total)
-
-
-def _not_negative(p: Array) -> Array:
-    """NaN where one is negative: there is no such distribution."""
-    return _nan_where(jnp.any(p < 0), p)
-
-
-def _nan_where(outside: Array, parameter: Array) -> Array:
-    """By a product: the derivative is NaN too."""
-    return parameter * jnp.where(outside, jnp.nan, 1.0)
 
 
 def _between_any(value, p, dp):
@@ -257,14 +308,12 @@ def _between_any(value, p, dp):
 
 def _poisson_flips_up(value, parameters, tangents):
     """`d E[g] = dλ E[g(k + 1) − g(k)]`: the same weight for all, so a linear g has no variance."""
-    rate = parameters[0]
-    derivative = jnp.where(jnp.isnan(_rate(rate)), jnp.nan, tangents[0])
-    return [(value + 1, _within(rate, derivative, jnp.inf))]
+    return [(value + 1, tangents[0])]
 
 
 def _geometric_flips_up(value, parameters, tangents):
     """δ_k / p_k."""
-    p = _in_unit_interval(parameters[0])
+    p = parameters[0]
     return [(value + 1, -value.astype(p.dtype) / p * tangents[0])]
 
 
@@ -297,13 +346,8 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
     )[0]
 
 
-def _finite(parameter: Array) -> Array:
-    """0 where it is not: then the derivative is NaN, and the draw a number all the same."""
-    return jnp.where(jnp.isfinite(parameter), parameter, 0.0)
-
-
 def _invert_binomial(uniform, n, p):
-    p, size = jnp.clip(_finite(p), 0.0, 1.0), jnp.maximum(n, 0).astype(p.dtype)
+    p, size = jnp.clip(_UNIT.inside(p, 0.0), 0.0, 1.0), jnp.maximum(n, 0).astype(p.dtype)
     ratio = lambda k: jnp.where(
         k < size, (size - k) * p / ((k + 1) * jnp.where(p < 1, 1 - p, 1.0)), 0.0
     )
@@ -311,17 +355,33 @@ def _invert_binomial(uniform, n, p):
 
 
 def _invert_poisson(uniform, rate):
-    rate = _finite(_rate(rate))
+    rate = _RATE.inside(rate, 0.0)
     return _walk(uniform, rate, rate, lambda k: rate / (k + 1)).astype(jnp.int32)
 
 
 def _invert_geometric(uniform, p):
     # F(k) = 1 − (1−p)^k > U  iff  k > log(1−U)/log(1−p).
-    most = jnp.iinfo(jnp.int32).max
-    inside = (p > 0) & (p < 1)
-    failures = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-jnp.where(inside, p, 0.5)))
-    trials = jnp.minimum(failures, 1e9).astype(jnp.int32) + 1
-    return jnp.where(inside, trials, jnp.where(p >= 1, 1, most)).astype(jnp.int32)
+    p = _CHANCE.inside(p, 1.0)
+    some = p < 1
+    failures = jnp.floor(jnp.log1p(-uniform) / jnp.log1p(-jnp.where(some, p, 0.5)))
+    return jnp.where(some, failures, 0.0).astype(jnp.int32) + 1
+
+
+def _invert_negative_binomial(uniform, r, p):
+    some = _failures_fit(r, p)
+    p, size = jnp.where(some, jnp.minimum(p, 1.0), 1.0), jnp.where(some, r, 0).astype(p.dtype)
+    mean = size * (1 - p) / p
+    ratio = lambda k: (k + size) * (1 - p) / (k + 1)
+    return _walk(uniform, mean, mean / p, ratio).astype(jnp.int32)
+
+
+def _failures_fit(r, p):
+    """Whether the parameters of a negative binomial are in range, and an int32 holds the draw: 40
+    standard deviations above the mean a geometric draw is beyond what a uniform of 53 bits reaches.
+    """
+    mean = r * (1 - p) / jnp.maximum(p, _LEAST_CHANCE)
+    most = mean + 40 * jnp.sqrt(jnp.maximum(mean, 0) / jnp.maximum(p, _LEAST_CHANCE))
+    return _COUNT.holds(r) & _CHANCE.holds(p) & (most < 2.0**31)
 
 
 def _invert_categorical(uniform, logits):
@@ -333,6 +393,27 @@ def _invert_categorical(uniform, logits):
 def _invert_probabilities(uniform, probabilities):
     p = probabilities / jnp.sum(probabilities)
     return jnp.minimum(index_from_uniform(p, uniform), p.size - 1).astype(jnp.int32)
+
+
+def _invert_uniform_int(high_bits, low, high, low_bits):
+    """`low + ⌊U (high − low)⌋`, where `high_bits` and `low_bits` are the binary digits of U: twice
+    as many as the integers have, so that all of them are as probable to that many digits.
+    """
+    start = low.astype(high_bits.dtype)
+    size = high.astype(high_bits.dtype) - start
+    carried = high_bits * size + _high_product(low_bits, size)
+    whole = _high_product(high_bits, size) + (carried < high_bits * size)
+    return (start + whole).astype(low.dtype)
+
+
+def _high_product(a: Array, b: Array) -> Array:
+    """The upper half of the digits of `a b`, which has twice as many as unsigned a and b."""
+    half = jnp.iinfo(a.dtype).bits // 2
+    apart = lambda x: (x >> half, x & ((1 << half) - 1))
+    (a_high, a_low), (b_high, b_low) = apart(a), apart(b)
+    middle = a_high * b_low + ((a_low * b_low) >> half)
+    other = a_low * b_high + (middle & ((1 << half) - 1))
+    return a_high * b_high + (middle >> half) + (other >> half)
 
 
 def _log_powers(successes: Array, failures: Array, p: Array) -> Array:
@@ -350,15 +431,13 @@ def _sum_of(p: Array) -> Array:
     return jnp.sum(jnp.arange(p.size) * p)
 
 
-# Of the uniform's width.
 _UNIFORM_INT = Sampler(
-    lambda uniform, low, high: jnp.minimum(
-        low + jnp.floor(uniform * (high - low)).astype(low.dtype), high - 1
-    ),
+    _invert_uniform_int,
     lambda value, parameters, tangents: [(value, jnp.zeros_like(tangents[0]))],
-    (0, 0),
-    lambda value, low, high: -jnp.log((high - low).astype(float)),
-    lambda low, high: (low + high - 1) / 2,
+    (0, 0, 0),
+    lambda value, low, high, bits: -jnp.log(high.astype(float) - low.astype(float)),
+    lambda low, high, bits: (low.astype(float) + high.astype(float) - 1) / 2,
+    lambda low, high, bits: low < high,
     "`sad.uniform_int`",
 )
 _BERNOULLI = Sampler(
@@ -366,7 +445,8 @@ _BERNOULLI = Sampler(
     _bernoulli_flips,
     (0,),
     lambda value, p: jnp.log(jnp.clip(jnp.where(value, p, 1 - p), 0.0, 1.0)),
-    lambda p: jnp.clip(p, 0.0, 1.0),
+    lambda p: p,
+    _all_in(_UNIT),
     "`sad.bernoulli`",
 )
 _BINOMIAL = Sampler(
@@ -374,24 +454,36 @@ _BINOMIAL = Sampler(
     _binomial_flips,
     (0, 0),
     lambda k, n, p: _log_powers(k, n - k, jnp.clip(p, 0.0, 1.0)),
-    lambda n, p: n * jnp.clip(p, 0.0, 1.0),
+    lambda n, p: n * p,
+    _all_in(_COUNT, _UNIT),
     "`sad.binomial`",
 )
 _POISSON = Sampler(
     _invert_poisson,
     _poisson_flips,
     (0,),
-    lambda k, rate: _times_log(k, _rate(rate)) - _rate(rate),
-    _rate,
+    lambda k, rate: _times_log(k, rate) - rate,
+    lambda rate: rate,
+    _all_in(_RATE),
     "`sad.poisson`",
 )
 _POISSON_UP = dataclasses.replace(_POISSON, flips=_poisson_flips_up)
+_NEGATIVE_BINOMIAL = Sampler(
+    _invert_negative_binomial,
+    _negative_binomial_flips,
+    (0, 0),
+    lambda k, r, p: _log_powers(r, k, p),
+    lambda r, p: r * (1 - p) / p,
+    _failures_fit,
+    "`sad.negative_binomial`",
+)
 _GEOMETRIC = Sampler(
     _invert_geometric,
     _geometric_flips,
     (0,),
-    lambda k, p: _log_powers(jnp.ones_like(k), k - 1, _in_unit_interval(p)),
-    lambda p: 1 / _in_unit_interval(p),
+    lambda k, p: _log_powers(jnp.ones_like(k), k - 1, p),
+    lambda p: 1 / p,
+    _all_in(_CHANCE),
     "`sad.geometric`",
 )
 _GEOMETRIC_UP = dataclasses.replace(_GEOMETRIC, flips=_geometric_flips_up)
@@ -401,14 +493,16 @@ _CATEGORICAL = Sampler(
     (1,),
     lambda value, logits: jax.nn.log_softmax(logits)[value],
     lambda logits: _sum_of(jax.nn.softmax(logits)),
+    _all_in(_LOGITS),
     "`sad.categorical`",
 )
 _PROBABILITIES = Sampler(
     _invert_probabilities,
     _probabilities_flips,
     (1,),
-    lambda value, p: jnp.log(_not_negative(p)[value]) - jnp.log(jnp.sum(p)),
-    lambda p: _sum_of(p) / jnp.sum(_not_negative(p)),
+    lambda value, p: jnp.log(p[value]) - jnp.log(jnp.sum(p)),
+    lambda p: _sum_of(p) / jnp.sum(p),
+    _all_in(_WEIGHTS),
     "`sad.categorical`",
 )
 
@@ -418,15 +512,17 @@ def bernoulli(
 ) -> Bool[Array, "..."]:
     """True with probability `p`; an array of `p` makes that many independent draws.
 
-    Flip weights `−dp` from True and `+dp` from False. `p` outside of [0, 1] counts as the nearer
-    end.
+    Flip weights `−dp` from True and `+dp` from False.
+
+    **Refused**: `p` outside of [0, 1]. As for all samplers, a parameter out of range that is known
+    only when a compiled program runs makes the value and the derivative of that run NaN.
 
     >>> import jax
     >>> from diffmh import sad
     >>> bool(sad.bernoulli(jax.random.key(0), 1.0))
     True
     """
-    return _BERNOULLI(key, _real(p, "bernoulli", "p"))
+    return _BERNOULLI(key, _real(p, "bernoulli", "p", _UNIT))
 
 
 def categorical(
@@ -438,10 +534,10 @@ def categorical(
     """An index with probability `softmax(logits)`, or in proportion to `probs`, over the last axis.
 
     Flip weights `λ_j − λ_i`, of least second moment among flips between any two categories.
-    `probs` may be zero, and are divided by their sum. Negative ones, and logits that are NaN or +∞,
-    make the derivative NaN.
+    `probs` may be zero, and are divided by their sum; logits may be −∞.
 
-    **Refused**: both or none of `logits` and `probs`; no categories.
+    **Refused**: both or none of `logits` and `probs`; no categories; logits that are NaN or +∞,
+    negative `probs`, and those that leave no category.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -453,12 +549,15 @@ def categorical(
     if (logits is None) == (probs is None):
         given = "both" if logits is not None else "neither"
         raise TypeError(f"`sad.categorical` takes `logits` or `probs=...`, got {given}.")
-    name, given = ("logits", logits) if probs is None else ("probs", probs)
+    name, given, range_ = (
+        ("logits", logits, _LOGITS) if probs is None else ("probs", probs, _WEIGHTS)
+    )
     array = _real(given, "categorical", name)
     if array.ndim == 0 or array.shape[-1] == 0:
         raise ValueError(
             f"`sad.categorical({name}=...)` needs a last axis of categories, got {array.shape}."
         )
+    _refuse(array, "categorical", name, range_)
     return (_CATEGORICAL if probs is None else _PROBABILITIES)(key, array)
 
 
@@ -467,42 +566,50 @@ def uniform_int(
     low: Checked[Int[ArrayLike, "..."]],
     high: Checked[Int[ArrayLike, "..."]],
 ) -> Int[Array, "..."]:
-    """A whole number `low ≤ x < high`, each with the same probability.
+    """An integer `low ≤ x < high`, each with the same probability.
 
-    Its bounds may be draws: an alternative has bounds of its own and draws by the same uniform.
-    There is no derivative by whole numbers, so nothing is flipped here.
+    Its bounds may be draws: an alternative has bounds of its own and draws by the same random bits.
+    There is no derivative with respect to integers, so nothing is flipped here.
+
+    **Refused**: bounds that are not integers; no integer between them.
 
     >>> import jax
     >>> from diffmh import sad
     >>> int(sad.uniform_int(jax.random.key(0), 3, 4))
     3
     """
-    arrays = [jnp.asarray(bound) for bound in (low, high)]
-    for name, array in zip(("low", "high"), arrays, strict=True):
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise TypeError(f"`sad.uniform_int({name}=...)` must be an integer, got {array.dtype}.")
-    return _UNIFORM_INT(key, *arrays)
+    low, high = _whole(low, "uniform_int", "low"), _whole(high, "uniform_int", "high")
+    if _validate.concrete(low, high) and not np.all(np.asarray(low) < np.asarray(high)):
+        raise ValueError(
+            f"`sad.uniform_int(low=..., high=...)`: `high` must be above `low`, got {low} and"
+            f" {high}."
+        )
+    shape, dtype = jnp.broadcast_shapes(low.shape, high.shape), jnp.promote_types(low, high)
+    wide = jnp.uint64 if jnp.iinfo(dtype).bits > 32 else jnp.uint32
+    bits = jax.random.bits(_validate.typed_key(key), (2, *shape), wide)
+    low, high = (jnp.broadcast_to(bound.astype(dtype), shape) for bound in (low, high))
+    return _sample(bits[0], low, high, bits[1], sampler=_UNIFORM_INT)[0]
 
 
 def negative_binomial(
     key: Checked[Key[Array, ""]],
-    r: Int[ArrayLike, "..."],
+    r: Checked[Int[ArrayLike, "..."]],
     p: Checked[Float[ArrayLike, "..."]],
-    most: int,
 ) -> Int[Array, "..."]:
-    """The failures before the `r`-th success, trials of probability `p`: the sum of `r ≤ most`
-    geometric draws less one each, flipped as they are.
+    """The failures before the `r`-th success, trials of probability `p`.
+
+    Flip weights `∓ dp (k+r)(k+1) / (p (k+1+(k+r)(1−p)))` between k and k+1.
+
+    **Refused**: a negative `r`; `p` outside of (0, 1], or so small that the draw may be beyond
+    2³¹.
 
     >>> import jax
     >>> from diffmh import sad
-    >>> int(sad.negative_binomial(jax.random.key(0), 2, 1.0, most=3))
+    >>> int(sad.negative_binomial(jax.random.key(0), 2, 1.0))
     0
     """
-    r, p = jnp.asarray(r), _real(p, "negative_binomial", "p")
-    shape = jnp.broadcast_shapes(r.shape, p.shape)
-    draws = geometric(key, jnp.broadcast_to(p, (most, *shape))) - 1
-    counted = jnp.arange(most).reshape(-1, *(1,) * len(shape)) < jnp.broadcast_to(r, shape)[None]
-    return jnp.sum(jnp.where(counted, draws, 0), axis=0)
+    r = _whole(r, "negative_binomial", "r", _COUNT)
+    return _NEGATIVE_BINOMIAL(key, r, _real(p, "negative_binomial", "p", _CHANCE))
 
 
 def multinomial(
@@ -511,7 +618,9 @@ def multinomial(
     probs: Checked[Float[ArrayLike, "... c"]],
 ) -> Int[Array, "... c"]:
     """How often each category comes in `n` trials: binomial draws, category by category, of those
-    that are left.
+    that are left. `probs` are divided by their sum.
+
+    **Refused**: a negative `n`; negative `probs`, and those that leave no category.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -519,11 +628,19 @@ def multinomial(
     Array([0, 5, 0], dtype=int32)
     """
     p = _real(probs, "multinomial", "probs")
+    if p.ndim == 0 or p.shape[-1] == 0:
+        raise ValueError(
+            f"`sad.multinomial(probs=...)` needs a last axis of categories, got {p.shape}."
+        )
+    _refuse(p, "multinomial", "probs", _WEIGHTS)
+    n = _whole(n, "multinomial", "n", _COUNT)
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
     # Where nothing is left nothing is drawn, whatever the share.
     some = jax.lax.stop_gradient(rest) > 0
     share = jnp.where(some, p / jnp.where(some, rest, 1.0), 0.0)
-    left = jnp.broadcast_to(jnp.asarray(n, jnp.int32), p.shape[:-1])
+    # Of probabilities out of range no draw is in range.
+    left = jnp.where(_WEIGHTS.holds(jax.lax.stop_gradient(p)), n.astype(jnp.int32), -1)
+    count = max(p.shape[-1] - 1, 1)
     keys = jax.random.split(_validate.typed_key(key), p.shape[-1])
 
     def take(left, inputs):
@@ -531,10 +648,10 @@ def multinomial(
         count = binomial(key, left, share)
         return left - count, count
 
-    *firsts, _ = range(p.shape[-1])
-    inputs = (keys[: len(firsts)], jnp.moveaxis(share, -1, 0)[: len(firsts)])
+    inputs = (keys[:count], jnp.moveaxis(share, -1, 0)[:count])
     left, counts = jax.lax.scan(take, left, inputs)
-    return jnp.moveaxis(jnp.concatenate([counts, left[None]]), 0, -1)
+    counts = jnp.concatenate([counts, left[None]])[: p.shape[-1]]
+    return jnp.moveaxis(counts, 0, -1)
 
 
 def binomial(
@@ -546,15 +663,15 @@ def binomial(
 
     Flip weights `± dp (n−k)(k+1) / ((k+1)(1−p) + (n−k)p)` between k and k+1.
 
+    **Refused**: a negative `n`; `p` outside of [0, 1].
+
     >>> import jax
     >>> from diffmh import sad
     >>> int(sad.binomial(jax.random.key(0), 5, 1.0))
     5
     """
-    n = jnp.asarray(n)
-    if not jnp.issubdtype(n.dtype, jnp.integer):
-        raise TypeError(f"`sad.binomial(n=...)` must be an integer, got {n.dtype}.")
-    return _BINOMIAL(key, n, _real(p, "binomial", "p"))
+    n = _whole(n, "binomial", "n", _COUNT)
+    return _BINOMIAL(key, n, _real(p, "binomial", "p", _UNIT))
 
 
 def poisson(
@@ -566,8 +683,9 @@ def poisson(
     """A Poisson draw of mean `rate`.
 
     Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1, or with `flips="one-sided"` `dλ` from k to
-    k+1 alone: no variance on what is linear in the draw, more on what is not. Rates that are NaN or
-    beyond 2³⁰ make the derivative NaN, negative ones count as 0.
+    k+1 alone: no variance on what is linear in the draw, more on what is not.
+
+    **Refused**: a rate below 0 or beyond 2³⁰, of which an int32 might not hold the draw.
 
     >>> import jax
     >>> from diffmh import sad
@@ -575,7 +693,7 @@ def poisson(
     0
     """
     sampler = _flips(flips, "poisson", _POISSON, _POISSON_UP)
-    return sampler(key, _real(rate, "poisson", "rate"))
+    return sampler(key, _real(rate, "poisson", "rate", _RATE))
 
 
 def geometric(
@@ -584,15 +702,17 @@ def geometric(
     """The number of trials up to the first success, 1, 2, …, as `jax.random.geometric`.
 
     Flip weights `∓ dp k / (p(2−p))` between k and k+1, or with `flips="one-sided"` `−dp k / p` from
-    k to k+1 alone, of a smaller variance on what is linear in the draw. `p` must be in (0, 1];
-    beyond it the draw is 2³¹ − 1 or 1, and the derivative NaN.
+    k to k+1 alone, of a smaller variance on what is linear in the draw.
+
+    **Refused**: `p` outside of (0, 1], and below 2⁻²⁵: an int32 might not hold the draw.
 
     >>> import jax
     >>> from diffmh import sad
     >>> int(sad.geometric(jax.random.key(0), 1.0))
     1
     """
-    return _flips(flips, "geometric", _GEOMETRIC, _GEOMETRIC_UP)(key, _real(p, "geometric", "p"))
+    sampler = _flips(flips, "geometric", _GEOMETRIC, _GEOMETRIC_UP)
+    return sampler(key, _real(p, "geometric", "p", _CHANCE))
 
 
 def _flips(flips: str, where: str, two_sided: Sampler, one_sided: Sampler) -> Sampler:
@@ -604,11 +724,28 @@ def _flips(flips: str, where: str, two_sided: Sampler, one_sided: Sampler) -> Sa
     return samplers[flips]
 
 
-def _real(parameter: Any, where: str, name: str) -> Array:
+def _real(parameter: Any, where: str, name: str, range_: _Range | None = None) -> Array:
     array = (
         jnp.asarray(parameter, float)
         if isinstance(parameter, int | float)
         else jnp.asarray(parameter)
     )
     _validate.real_dtype(array.dtype, f"`sad.{where}({name}=...)`")
+    return _refuse(array, where, name, range_)
+
+
+def _whole(parameter: Any, where: str, name: str, range_: _Range | None = None) -> Array:
+    array = jnp.asarray(parameter)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`sad.{where}({name}=...)` must be an integer, got {array.dtype}.")
+    return _refuse(array, where, name, range_)
+
+
+def _refuse(array: Array, where: str, name: str, range_: _Range | None) -> Array:
+    """The array, if it is in range as far as can be seen."""
+    if range_ is None or not _validate.concrete(array):
+        return array
+    known = np.asarray(array)
+    if not np.all(range_.holds(known)):
+        raise ValueError(f"`sad.{where}({name}=...)` must be {range_.wanted}, got {known}.")
     return array

@@ -1,0 +1,174 @@
+"""Ranges: whether every draw of a program had a distribution.
+
+A probability of 1.3 or a NaN among the parameters is known only when the program runs, and a draw
+is an integer, which cannot be NaN. So the program is given one more result, `valid`: false once a
+draw of the primal had parameters out of range. Whoever runs it turns its value, and with it the
+derivative, into NaN. It is carried through loops and conditionals beside the program's own values,
+and has neither a tangent nor alternatives: if an alternative leads out of range, then so do other
+runs of the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from .._differentiable import moving
+from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from .._validate import NotDifferentiable
+from .samplers import SAMPLE, VALID
+
+
+def checked(program: Program) -> Program:
+    """The same program with one more output: whether all draws were in range."""
+    start = Constant(jnp.ones((), bool))
+    equations, valid = _checked(program, start)
+    return Program(program.inputs, tuple(equations), (*program.outputs, valid))
+
+
+def run(program: Program, inputs: Sequence[Any]) -> list[Any]:
+    """The program's outputs."""
+    values: dict[Atom, Any] = dict(zip(program.inputs, inputs, strict=True))
+    read = lambda atom: jnp.asarray(atom.value) if isinstance(atom, Constant) else values[atom]
+    for equation in program.equations:
+        outputs = equation.bind(*map(read, equation.inputs))
+        values.update(zip(equation.outputs, outputs, strict=True))
+    return list(map(read, program.outputs))
+
+
+def nan_unless(valid: Bool[Array, ""], theta: PyTree, value: Float[Array, "..."]) -> Any:
+    """The value; it and its derivative with respect to theta are NaN if a draw was out of range or
+    a parameter is NaN.
+    """
+    leaves = jax.tree.leaves(theta)
+    known = jnp.all(jnp.stack([valid, *(~jnp.any(jnp.isnan(leaf)) for leaf in leaves)]))
+    # Not by a product with the value: compilers take `NaN · (0 or 1)` for a choice of NaN or 0.
+    slope = jnp.where(known, 0.0, jnp.nan)
+    moves = sum(jnp.sum(slope.astype(leaf.dtype) * leaf) for leaf in leaves)
+    moves = jnp.broadcast_to(moves, value.shape).astype(value.dtype)
+    return moving(jnp.where(known, value, jnp.nan), moves)
+
+
+def _flag() -> Variable:
+    return Variable((), jnp.dtype(bool))
+
+
+def _checked(program: Program, valid: Atom) -> tuple[list[Equation], Atom]:
+    """Equations that go on with `valid`, and what it is after them."""
+    equations: list[Equation] = []
+    for equation in program.equations:
+        if equation.primitive == SAMPLE:
+            check = _check(equation, valid)
+            equations += [check, equation]
+            valid = check.outputs[0]
+        elif any(map(_draws, equation.inner)):
+            equation, valid = _through(equation, valid)
+            equations.append(equation)
+        else:
+            equations.append(equation)
+    return equations, valid
+
+
+def _draws(program: Program) -> bool:
+    return any(
+        equation.primitive == SAMPLE or any(map(_draws, equation.inner))
+        for equation in program.equations
+    )
+
+
+def _check(equation: Equation, valid: Atom) -> Equation:
+    sampler = equation.params["sampler"]
+    bind = lambda valid, *parameters: (valid & sampler.in_ranges(*parameters),)
+    inputs = (valid, *equation.inputs[1:])
+    return Equation(VALID, inputs, (_flag(),), {}, None, equation.where, bind)
+
+
+def _inner(program: Program, at: int, output: int) -> Program:
+    """With the flag as an input and as an output, at these places."""
+    entering = _flag()
+    equations, leaving = _checked(program, entering)
+    return Program(
+        _inserted(program.inputs, at, entering),
+        tuple(equations),
+        _inserted(program.outputs, output, leaving),
+    )
+
+
+def _inserted(atoms: Sequence[Any], at: int, atom: Any) -> tuple[Any, ...]:
+    return (*atoms[:at], atom, *atoms[at:])
+
+
+def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
+    """A loop or a conditional that carries the flag on, and the flag after it."""
+    after, control = _flag(), equation.control
+    match control:
+        case Scan():
+            first, last = control.num_constants + control.num_carry, control.num_carry
+            body = _inner(control.body, first, last)
+            control = dataclasses.replace(control, body=body, num_carry=last + 1)
+            bind = _bind_scan
+        case While():
+            first, last = len(equation.inputs), len(equation.outputs)
+            _refuse_condition(control.condition)
+            seen = (*control.condition.inputs, _flag())
+            condition = dataclasses.replace(control.condition, inputs=seen)
+            body = _inner(control.body, len(control.body.inputs), last)
+            control = dataclasses.replace(control, condition=condition, body=body)
+            bind = _bind_while
+        case _:
+            assert isinstance(control, Cond)
+            first, last = len(equation.inputs), len(equation.outputs)
+            branches = tuple(_inner(branch, first - 1, last) for branch in control.branches)
+            control = Cond(branches)
+            bind = _bind_cond
+    taken = control
+    carried = dataclasses.replace(
+        equation,
+        inputs=_inserted(equation.inputs, first, valid),
+        outputs=_inserted(equation.outputs, last, after),
+        control=control,
+        _bind=lambda *operands: bind(taken, operands),
+    )
+    return carried, after
+
+
+def _refuse_condition(condition: Program) -> None:
+    """A draw there has no way to say that it was out of range, unless its parameters are known."""
+    for equation in condition.equations:
+        known = all(isinstance(atom, Constant) for atom in equation.inputs[1:])
+        if (equation.primitive == SAMPLE and not known) or any(map(_draws, equation.inner)):
+            at = f" at {equation.where}" if equation.where else ""
+            raise NotDifferentiable(
+                f"A draw in the condition of a `while_loop`{at}: draw in the body, and carry the"
+                " decision to the condition."
+            )
+
+
+def _bind_scan(loop: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+    constants, start, xs = loop.parts(operands)
+
+    def step(carried, xs):
+        outputs = run(loop.body, [*constants, *carried, *xs])
+        return outputs[: loop.num_carry], outputs[loop.num_carry :]
+
+    carried, ys = jax.lax.scan(
+        step, list(start), list(xs), length=loop.length, reverse=loop.reverse
+    )
+    return (*carried, *ys)
+
+
+def _bind_while(loop: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+    for_condition, for_body, start = loop.parts(operands)
+    goes_on = lambda carried: run(loop.condition, [*for_condition, *carried])[0]
+    step = lambda carried: run(loop.body, [*for_body, *carried])
+    return tuple(jax.lax.while_loop(goes_on, step, list(start)))
+
+
+def _bind_cond(choice: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+    branches = [lambda *given, branch=branch: run(branch, given) for branch in choice.branches]
+    return tuple(jax.lax.switch(operands[0], branches, *operands[1:]))
