@@ -85,8 +85,8 @@ def fingerprint(function: Callable[..., Any], parts: Mapping[str, PyTree]) -> di
     if callbacks:
         raise ValueError(
             f"`checkpoint=...` cannot tell this run from others: it calls Python (`{callbacks[0]}`)"
-            " for values, and what Python computes has no digest. Leave out `checkpoint`, or compute"
-            " these values beforehand and give them as `args`."
+            " for values, and what Python computes has no digest. Leave out `checkpoint`, or give"
+            " these values as `args`."
         )
     digests = {name: digest(jax.tree.leaves(part)) for name, part in parts.items()}
     text = traced.lower().as_text()

@@ -197,6 +197,7 @@ class _Path:
         self.num_kept = len(self.iterates)
 
     def _load(self, store: Store) -> None:
+        found = store.load()
         objective, optimizer, maximise = self.step.args
 
         def program(theta, key, args, objective, optimizing, maximise):
@@ -206,7 +207,6 @@ class _Path:
         parts = {"theta": self.theta, "key": self.key, "args": self.args, "objective": objective}
         parts |= {"optimizer": (optimizer, self.state), "maximise": maximise}
         self.problem = fingerprint(program, parts)
-        found = store.load()
         if found is None:
             return
         store.refuse_another(self.problem, found[0])

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import os
-import pathlib
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -307,8 +306,8 @@ def _fill(walk: Walk, arrays: Sequence[np.ndarray], block_size: int | None, bar:
 
 def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) -> list[np.ndarray]:
     count = walk.blocks_at_once(block_size)
-    at, problem = _begin(walk), _problem(walk, count)
     found, begin, sums = store.load(), 0, []
+    at, problem = _begin(walk), _problem(walk, count)
     if found is None:
         store.save(problem, _groups(at, [], 0))
     else:
