@@ -15,7 +15,8 @@ def local_path(given: str | os.PathLike[str], where: str) -> pathlib.Path:
     text = os.fspath(given)
     if "\0" in text:
         raise ValueError(f"`{where}` must not contain the character NUL, got {text!r}.")
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text):
+    # `pathlib` has made one slash of two; a drive's name is one letter.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise ValueError(
             f"`{where}` must be the path of a directory on a file system, got the address {text!r}:"
             " mount the store it names, or copy the directory there afterwards."
