@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -232,8 +233,9 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-        with pytest.raises(OSError, match=r"could not be written .*is untouched"):
+        with pytest.raises(OSError, match=r"written \(File too large\); .*is untouched") as full:
             descent(checkpoint=place)
+        assert len("".join(traceback.format_exception(full.value)).splitlines()) < 60
         with pytest.raises(OSError, match=r"no room|could not be written"):
             drawn(checkpoint=tmp_path / "draws")
     finally:
