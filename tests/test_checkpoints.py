@@ -360,6 +360,7 @@ def test_a_path_begins_at_home(tmp_path, monkeypatch):
     [
         ("gs://bucket/run", "on a file system, got the address 'gs://bucket/run'"),
         ("runs/\0", "NUL"),
+        ("", "got an empty one"),
         ("~nobody-of-this-name/run", "home directory that does not exist"),
     ],
 )

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 
 def local_path(given: str | os.PathLike[str], where: str) -> pathlib.Path:
     """The absolute path of a directory on a file system of this machine, with `~` expanded."""
-    text = os.fspath(given)
+    text = os.fsdecode(given)
+    if not text:
+        raise ValueError(f"`{where}` must be the path of a directory, got an empty one.")
     if "\0" in text:
         raise ValueError(f"`{where}` must not contain the character NUL, got {text!r}.")
     # `pathlib` has made one slash of two; a drive's name is one letter.

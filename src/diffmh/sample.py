@@ -304,7 +304,7 @@ def _fill(walk: Walk, arrays: Sequence[np.ndarray], block_size: int | None, bar:
         bar.reached(last)
 
 
-def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) -> list[np.ndarray]:
+def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) -> list[np.memmap]:
     count = walk.blocks_at_once(block_size)
     found, begin, sums = store.load(), 0, []
     at, problem = _begin(walk), _problem(walk, count)
@@ -341,7 +341,8 @@ def _problem(walk: Walk, count: int) -> dict[str, str]:
     begin = _begin(dataclasses.replace(walk, simulation=alone))
 
     def program(theta, key, args, simulation, length, start):
-        return _advance(Walk(simulation, theta, key, args, walk.thin), *start, count)
+        chains, first, last = start
+        return _advance(Walk(simulation, theta, key, args, walk.thin), chains, first, last, count)
 
     parts = {"theta": walk.theta, "key": walk.key, "args": walk.args, "kernel or init": alone}
     parts |= {"length": (walk.num_blocks, walk.thin, count)}
@@ -382,7 +383,7 @@ def _make_files(walk: Walk, store: Store) -> None:
         ) from error
 
 
-def _opened(walk: Walk, store: Store, writable: bool) -> list[np.ndarray]:
+def _opened(walk: Walk, store: Store, writable: bool) -> list[np.memmap]:
     """The draws on disk, which are opened to be read first: what is opened for writing is made as
     long as its header says.
     """
