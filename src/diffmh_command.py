@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -57,25 +59,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for a verdict that fails, 2 for what cannot
     be done, 130 for Ctrl-C.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or a file that has no θ gets its number instead.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     command = parser()
     given = command.parse_args(arguments)
+    try:
+        code = _run(command, given)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+    except OSError as error:
+        return _unwritable(error)
+
+
+def _unwritable(error: OSError) -> int:
+    """Nobody reads stdout, or its disk is full: the verdicts are not told, which is not 1."""
+    print(f"diffmh: {error}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # What is still in its buffer would raise again at exit, with an exit code of Python's own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 2
+
+
+def _run(command: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if given.version:
         print(f"diffmh {_version()}")
         return 0
     if given.command is None:
         command.print_help()
         return 0
-    try:
-        from diffmh import cli
+    from diffmh import cli
 
-        if given.command == "doctor":
-            return cli.doctor()
-        return cli.reproduce(
-            given.names, given.out, given.seed, given.fast, given.again, given.list
-        )
-    except KeyboardInterrupt:
-        print("\nStopped.", file=sys.stderr)
-        return 130
+    if given.command == "doctor":
+        return cli.doctor()
+    return cli.reproduce(given.names, given.out, given.seed, given.fast, given.again, given.list)
 
 
 def _version() -> str:

@@ -12,7 +12,6 @@ LATER = (
     "matplotlib",
     "optax",
     "tqdm",
-    "orbax",
     "arviz_base",
     "xarray",
 )

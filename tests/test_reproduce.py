@@ -257,6 +257,75 @@ def test_what_is_damaged_is_not_taken_up(quick, tmp_path, kind):
     assert quick["branching"] == 2
 
 
+@pytest.mark.parametrize("kind", [".npz", ".json", ".svg", "-narrow.svg"])
+def test_what_has_changed_is_not_taken_up(quick, tmp_path, kind):
+    """A digit of a row, a bit of an array, a file of no length."""
+    run_it = lambda: command("reproduce", "branching", "--out", tmp_path)
+    run_it()
+    path = tmp_path / f"branching{kind}"
+    good = path.read_bytes()
+    changed = good.replace(b'"ours": "1"', b'"ours": "2"') if kind == ".json" else None
+    for count, bad in enumerate([changed or good[:-40] + b"#" + good[-39:], b""], start=2):
+        path.write_bytes(bad)
+        assert run_it().code == 0 and path.read_bytes() == good
+        assert quick["branching"] == count
+
+
+# ---- files of the user's
+
+
+def test_links_are_not_followed(quick, tmp_path):
+    """Whatever name a file has on the way, a link of that name leads nowhere."""
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.write_text("mine")
+    out.mkdir()
+    kinds = (".npz", ".json", ".svg", ".png", "-narrow.svg")
+    names = ["index.html", *(f"branching{kind}" for kind in kinds)]
+    for link in [f".room-{os.getpid()}", *(f".{name}.part" for name in names), *names[1:]]:
+        (out / link).symlink_to(mine)
+    assert command("reproduce", "branching", "--out", out).code == 0
+    assert mine.read_text() == "mine"
+
+
+def test_a_page_of_the_users_is_left_alone(quick, tmp_path):
+    (tmp_path / "index.html").write_text("mine")
+    done = command("reproduce", "branching", "--out", tmp_path)
+    assert done.code == 2 and "`index.html` that is not ours" in done.stderr
+    assert (tmp_path / "index.html").read_text() == "mine" and not any(quick.values())
+
+
+def test_an_address_is_not_a_directory(quick, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("reproduce", "branching", "--out", "gs://bucket/results")
+    assert done.code == 2 and "must be the path of a directory" in done.stderr
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command("reproduce", "branching", "--out", "~/results").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+# ---- stdout
+
+
+FULL = pathlib.Path("/dev/full")
+
+
+@pytest.mark.parametrize(
+    "stdout, code",
+    [
+        ("ascii", 0),
+        pytest.param("full", 2, marks=pytest.mark.skipif(not FULL.exists(), reason="on Linux")),
+    ],
+)
+def test_a_stdout_that_takes_no_greek_or_nothing(stdout, code, quick, tmp_path, monkeypatch):
+    """After the work, what cannot be printed is not a failed verdict."""
+    raw = io.BytesIO() if stdout == "ascii" else FULL.open("wb", buffering=0)
+    encoded = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setattr("sys.stdout", encoded)
+    assert main(["reproduce", "branching", "--out", str(tmp_path)]) == code
+    if stdout == "ascii":
+        assert "ours \\xb1 error" in raw.getvalue().decode()
+
+
 # ---- progress
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ._admission import Admission
 from ._differentiable import differentiable_both_ways
-from .checkpoint import fingerprint, lowered
+from .checkpoint import fingerprint
 from .counts import Watch
 from .course import Course, Round, round_key
 from .intervals import Stretches
@@ -97,16 +97,19 @@ def followed(simulation: Simulation, theta, key, args, course: Course):
     loop_with = lambda key: Loop(simulation, theta, key, args, True, True)
     loop = loop_with(key)
     # Without the mesh: what is begun on several devices may be continued on any number of them.
-    alone = dataclasses.replace(loop, simulation=dataclasses.replace(simulation, mesh=None))
-    unbegun = _unbegun(alone)
+    alone = dataclasses.replace(simulation, mesh=None)
+    unbegun = _unbegun(dataclasses.replace(loop, simulation=alone))
     begin = at_home(loop, unbegun)
     blocks = (jnp.int32(0), jnp.int32(1))
     form = lambda: eqx.filter_eval_shape(_advance, loop, begin, *blocks)[1]
 
     def problem():
-        text = lowered(_advance, alone, unbegun, *blocks)
-        kernel = eqx.filter((simulation.kernel, simulation.init), eqx.is_array)
-        return fingerprint(text, theta=theta, key=key, args=args, kernel=kernel)
+        def program(theta, key, args, simulation, length, start):
+            return _advance(Loop(simulation, theta, key, args, True, True), *start)
+
+        parts = {"theta": theta, "key": key, "args": args, "f, kernel, init or estimator": alone}
+        parts |= {"length": loop.num_blocks, "start": (unbegun, *blocks)}
+        return fingerprint(program, parts)
 
     def round_of(number: int) -> Round:
         own = loop_with(round_key(key, number))

@@ -91,6 +91,8 @@ class Course:
             self._save(None)
 
     def _run(self, one: Round, part: int, number: int) -> PyTree:
+        if self._store is not None:
+            self._store.refuse_unless_writable()
         progress, done, result = one.begin, 0, None
         place = self._place
         if place is not None and (place.part, place.number) == (part, number):

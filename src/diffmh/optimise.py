@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from . import _display, _trees, _validate
 from ._validate import Checked
-from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
+from .checkpoint import Checkpoint, Store, checkpoint_of, fingerprint, restored
 from .expectation import Differentiable
 
 
@@ -167,6 +167,8 @@ class _Path:
         i = len(self.iterates)
         if i >= count:
             return
+        if self.store is not None:
+            self.store.refuse_unless_writable()
         key = jax.random.fold_in(self.key, i)
         found, theta, self.state = self.step(self.theta, self.state, key, self.args)
         if not all(
@@ -195,10 +197,16 @@ class _Path:
         self.num_kept = len(self.iterates)
 
     def _load(self, store: Store) -> None:
-        given = (self.theta, self.state, self.key, self.args)
-        text = lowered(self.step.func, *self.step.args, *given)
-        self.problem = fingerprint(text, theta=self.theta, key=self.key, args=self.args)
         found = store.load()
+        objective, optimizer, maximise = self.step.args
+
+        def program(theta, key, args, objective, optimizing, maximise):
+            optimizer, state = optimizing
+            return _step(objective, optimizer, maximise, theta, state, key, args)
+
+        parts = {"theta": self.theta, "key": self.key, "args": self.args, "objective": objective}
+        parts |= {"optimizer": (optimizer, self.state), "maximise": maximise}
+        self.problem = fingerprint(program, parts)
         if found is None:
             return
         store.refuse_another(self.problem, found[0])

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import os
-import pathlib
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,15 @@ from ._sharding import Hosts, check_shares
 from ._validate import Checked
 from .bar import Bar
 from .chain import Chain
-from .checkpoint import DRAWS, Checkpoint, Store, checkpoint_of, fingerprint, lowered, restored
+from .checkpoint import (
+    DRAWS,
+    NEW_DRAWS,
+    Checkpoint,
+    Store,
+    checkpoint_of,
+    fingerprint,
+    restored,
+)
 from .decisions import acceptances
 from .estimators import ValueOnly
 from .kernel import Kernel
@@ -296,22 +303,24 @@ def _fill(walk: Walk, arrays: Sequence[np.ndarray], block_size: int | None, bar:
         bar.reached(last)
 
 
-def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) -> list[np.ndarray]:
+def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) -> list[np.memmap]:
     count = walk.blocks_at_once(block_size)
+    found, begin, sums = store.load(), 0, []
     at, problem = _begin(walk), _problem(walk, count)
-    files = [store.directory / DRAWS / f"{i:03d}.npy" for i in range(len(walk.forms))]
-    found = store.load()
     if found is None:
         store.save(problem, _groups(at, [], 0))
-        arrays = _new_files(walk, files, store)
-        begin, sums = 0, []
     else:
         store.refuse_another(problem, found[0])
         saved = found[1]
         at, begin = restored(saved["chains"], at), int(saved["done"][0])
         sums = [int(number) for number in saved["sums"][0]]
-        arrays = _old_files(walk, files, store, begin)
-        _refuse_unless_whole(walk, arrays, sums, count, store)
+    # The first checkpoint is there before the draws: they are ours wherever there is one.
+    if begin == 0 and not (store.directory / DRAWS).exists():
+        _make_files(walk, store)
+    if begin < walk.num_blocks:
+        store.refuse_unless_writable()
+    arrays = _opened(walk, store, writable=begin < walk.num_blocks)
+    _refuse_unless_whole(walk, arrays, sums, count, store)
     bar.reached(begin)
     for first in range(begin, walk.num_blocks, count):
         last = min(first + count, walk.num_blocks)
@@ -322,17 +331,21 @@ def _fill_on_disk(walk: Walk, store: Store, block_size: int | None, bar: Bar) ->
                 array.flush()
             store.save(problem, _groups(at, sums, last))
         bar.reached(last)
-    return [np.load(file, mmap_mode="r") for file in files]
+    return _opened(walk, store, writable=False)
 
 
 def _problem(walk: Walk, count: int) -> dict[str, str]:
     # Without the mesh: draws begun on several devices may be continued on any number of them.
     alone = dataclasses.replace(walk.simulation, mesh=None)
-    walk = dataclasses.replace(walk, simulation=alone)
-    at = _begin(walk)
-    text = lowered(_advance, walk, at.chains, jnp.int32(0), jnp.int32(1), count)
-    kernel = eqx.filter((walk.simulation.kernel, walk.simulation.init), eqx.is_array)
-    return fingerprint(text, theta=walk.theta, key=walk.key, args=walk.args, kernel=kernel)
+    begin = _begin(dataclasses.replace(walk, simulation=alone))
+
+    def program(theta, key, args, simulation, length, start):
+        chains, first, last = start
+        return _advance(Walk(simulation, theta, key, args, walk.thin), chains, first, last, count)
+
+    parts = {"theta": walk.theta, "key": walk.key, "args": walk.args, "kernel or init": alone}
+    parts |= {"length": (walk.num_blocks, walk.thin, count)}
+    return fingerprint(program, parts | {"start": (begin.chains, jnp.int32(0), jnp.int32(1))})
 
 
 def _groups(at: _Unfinished, sums: list[int], done: int) -> dict[str, list[Any]]:
@@ -343,17 +356,22 @@ def _groups(at: _Unfinished, sums: list[int], done: int) -> dict[str, list[Any]]
     }
 
 
-def _new_files(walk: Walk, files: Sequence[pathlib.Path], store: Store) -> list[np.memmap]:
-    """Files of their full size: a disk that is too small is seen now."""
+def _make_files(walk: Walk, store: Store) -> None:
+    """Files of their full size, so that a disk that is too small is seen now, in a directory that
+    gets its name when all of them are there.
+    """
+    store.refuse_unless_writable()
+    directory = store.directory / NEW_DRAWS
+    files = [directory / f"{i:03d}.npy" for i in range(len(walk.forms))]
     try:
-        files[0].parent.mkdir(exist_ok=True)
-        arrays = []
+        directory.mkdir(exist_ok=True)
         for file, (shape, dtype) in zip(files, walk.forms, strict=True):
-            array = np.lib.format.open_memmap(file, "w+", np.dtype(dtype), shape)
+            file.unlink(missing_ok=True)
+            np.lib.format.open_memmap(file, "w+", np.dtype(dtype), shape)
             if hasattr(os, "posix_fallocate"):
                 with file.open("r+b") as opened:
                     os.posix_fallocate(opened.fileno(), 0, os.path.getsize(file))
-            arrays.append(array)
+        directory.rename(store.directory / DRAWS)
     except OSError as error:
         size = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in walk.forms)
         for file in files:
@@ -362,20 +380,21 @@ def _new_files(walk: Walk, files: Sequence[pathlib.Path], store: Store) -> list[
             f"{store.name}: there is no room for {size:,} bytes of draws ({error.strerror}). Make"
             " room, or keep fewer with `thin`."
         ) from error
-    return arrays
 
 
-def _old_files(walk: Walk, files, store: Store, begin: int) -> list[np.memmap]:
-    if begin == 0:
-        return _new_files(walk, files, store)
+def _opened(walk: Walk, store: Store, writable: bool) -> list[np.memmap]:
+    """The draws on disk, which are opened to be read first: what is opened for writing is made as
+    long as its header says.
+    """
+    files = [store.directory / DRAWS / f"{i:03d}.npy" for i in range(len(walk.forms))]
     try:
-        # To read first: what is opened for writing is made as long as its header says.
-        found = [(a.shape, a.dtype) for a in (np.load(file, mmap_mode="r") for file in files)]
-    except (OSError, ValueError) as error:
+        arrays = [np.load(file, mmap_mode="r") for file in files]
+    except Exception as error:
+        # NumPy has many errors for bytes that it did not write.
         raise ValueError(_damaged(store)) from error
-    if found != [(shape, np.dtype(dtype)) for shape, dtype in walk.forms]:
+    if [(a.shape, a.dtype) for a in arrays] != [(s, np.dtype(d)) for s, d in walk.forms]:
         raise ValueError(_damaged(store))
-    return [np.load(file, mmap_mode="r+") for file in files]
+    return [np.load(file, mmap_mode="r+") for file in files] if writable else arrays
 
 
 def _refuse_unless_whole(walk: Walk, arrays, sums: list[int], count: int, store: Store) -> None:

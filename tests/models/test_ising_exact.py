@@ -79,3 +79,28 @@ def test_kaufman_is_stable_at_256(temperature):
     large, half = ising.exact(256, temperature), ising.exact(128, temperature)
     assert np.all(np.isfinite(large))
     np.testing.assert_allclose(large.energy / 256**2, half.energy / 128**2, rtol=3e-3)
+
+
+@pytest.mark.parametrize("temperature", [49.0, 51.0, 1e3, 1e6])
+def test_hot_lattices_by_enumeration(temperature):
+    """On both sides of where one formula gives way to the other. Enumeration has E with an absolute
+    error of 10⁻¹⁶.
+    """
+    for size in (2, 3):
+        found, wanted = ising.exact(size, temperature), ising.enumerated(size, temperature)
+        np.testing.assert_allclose(
+            found, wanted, rtol=2e-12, atol=0 if temperature < 1e4 else 1e-15
+        )
+
+
+def test_very_hot_lattices_have_free_bonds():
+    """`log Z = N log 2 + N K² + O(K⁴)`: at L = 4 no loop is shorter than four."""
+    for temperature in (1e6, 1e8, 1e12):
+        found, bonds = ising.exact(4, temperature, 0.5), 2 * 4**2 * 0.25
+        wanted = (-bonds / temperature, bonds / temperature**2, -2 * bonds / temperature**3)
+        np.testing.assert_allclose(found, wanted, rtol=2e-11)
+
+
+@pytest.mark.parametrize("interaction", [np.float32(1), np.float16(2), 1e-320, 1e300])
+def test_the_peak_scales_with_the_interaction(interaction):
+    np.testing.assert_allclose(ising.peak(4, interaction) / float(interaction), 2.43895, rtol=1e-3)

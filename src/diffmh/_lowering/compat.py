@@ -74,6 +74,32 @@ def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
     return any(isinstance(const, Tracer) for const in consts)
 
 
+def constants_and_callbacks(closed: Any) -> tuple[list[Any], list[str]]:
+    """All arrays within a jaxpr, in the order in which they appear; and the primitives that ask
+    Python for values, which no text of the program shows.
+    """
+    constants, callbacks = [], []
+    for inner in _with_inner(closed, set()):
+        constants += getattr(inner, "consts", ())
+        for equation in getattr(inner, "jaxpr", inner).eqns:
+            constants += [atom.val for atom in equation.invars if isinstance(atom, Literal)]
+            if "callback" in equation.primitive.name and equation.outvars:
+                callbacks.append(equation.primitive.name)
+    return constants, callbacks
+
+
+def _with_inner(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
+    """A jaxpr and those in the parameters of its equations, each once."""
+    if id(jaxpr) in seen:
+        return
+    seen.add(id(jaxpr))
+    yield jaxpr
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for value in jax.tree.leaves(equation.params):
+            if hasattr(getattr(value, "jaxpr", value), "eqns"):
+                yield from _with_inner(value, seen)
+
+
 def forms(tree: Any) -> Any:
     """The shapes and types of a tree's arrays, without the axes of a mesh that they vary over."""
     return jax.tree.map(

@@ -8,13 +8,13 @@ import html
 import importlib.metadata
 import importlib.resources
 import json
-import os
 import pathlib
 import re
 import string
 
 import jax
 
+from .._files import write_whole
 from ..plots import style
 from .saved import Saved
 
@@ -30,6 +30,10 @@ COLOURS = {
     style.AMBER: "amber",
     style.VIOLET: "violet",
 }
+
+
+# In the title of every page that `write` has written.
+OURS = "reproduced by diffmh"
 
 
 def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
@@ -48,9 +52,8 @@ def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
         films=json.dumps(films, ensure_ascii=False).replace("</", "<\\/"),
         version=html.escape(jax.__version__),
     )
-    path, part = out / "index.html", out / ".index.html.part"
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    path = out / "index.html"
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
     return path
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
+import secrets
 
 import jax
 
+from .._files import local_path
 from . import page
 from .catalogue import named
 from .experiment import Experiment, Refused, Row
@@ -44,6 +45,10 @@ def reproduce(
     if not 0 <= seed < 2**32:
         # Without 64-bit integers JAX keeps a seed's low 32 bits: two seeds would share numbers.
         raise Refused(f"`--seed` must be at least 0 and below 2³² = 4294967296, got {seed}.")
+    try:
+        out = local_path(out, "--out")
+    except ValueError as error:
+        raise Refused(str(error)) from None
     make_room(out)
     finished: list[Saved] = []
     try:
@@ -92,16 +97,24 @@ def make_room(out: pathlib.Path) -> None:
         ) from None
     except OSError as error:
         raise Refused(f"`--out {out}` cannot be made: {error.strerror}.") from None
-    probe = out / f".room-{os.getpid()}"
+    index = out / "index.html"
+    if index.exists() and page.OURS not in index.read_text(encoding="utf-8", errors="replace"):
+        raise Refused(
+            f"`--out {out}` holds an `index.html` that is not ours and would be overwritten: name"
+            " another directory."
+        )
+    probe = out / f".room-{secrets.token_hex(8)}"
     try:
-        probe.write_bytes(b"\1" * ROOM)
+        probe.touch(exist_ok=False)
+        try:
+            probe.write_bytes(b"\1" * ROOM)
+        finally:
+            probe.unlink()
     except OSError as error:
         raise Refused(
             f"`--out {out}` cannot take {ROOM // 2**20} MB: {error.strerror}. Name another"
             " directory, or make room."
         ) from None
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def _stopped(

@@ -6,20 +6,22 @@ import dataclasses
 import functools
 import hashlib
 import importlib.resources
+import io
 import json
-import os
 import pathlib
-import zipfile
-from typing import Any
 
 import jax
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from .._files import write_whole
 from .catalogue import EXPERIMENTS
 from .data import Data, from_arrays, to_arrays
 from .experiment import Experiment, Outcome, Row
+
+# The files beside `NAME.json` that are read again.
+_READ = (".npz", ".svg", "-narrow.svg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +52,10 @@ def save(
     experiment: Experiment, outcome: Outcome, out: pathlib.Path, seed: int, fast: bool
 ) -> None:
     """`NAME.npz` (arrays), the figure drawn from it (`NAME.svg`, `NAME.png`, `NAME-narrow.svg`),
-    and last `NAME.json` (settings and rows), which says that the others are there.
+    and last `NAME.json` (settings and rows), which has the digests of the others and of itself.
     """
     stem = out / experiment.name
-    _whole(stem.with_suffix(".npz"), lambda path: _arrays(path, to_arrays(outcome.data)))
+    write_whole(stem.with_suffix(".npz"), lambda path: _arrays(path, to_arrays(outcome.data)))
     plot(experiment, out)
     record = {
         "seed": seed,
@@ -61,19 +63,15 @@ def save(
         "made_by": made_by(),
         "settings": outcome.settings,
         "rows": [row._asdict() for row in outcome.rows],
+        "files": {kind: _digest((out / f"{experiment.name}{kind}").read_bytes()) for kind in _READ},
     }
+    record["digest"] = _digest(json.dumps(record).encode())
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    _whole(stem.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
+    write_whole(stem.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _whole(path: pathlib.Path, write: Any) -> None:
-    """Writes beside and renames: whoever finds the file finds all of it."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
@@ -83,7 +81,7 @@ def _arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
 
 def plot(experiment: Experiment, out: pathlib.Path) -> None:
     """Draws an experiment's figure from its saved data alone."""
-    data = _data(experiment, out)
+    data = _data(experiment, (out / f"{experiment.name}.npz").read_bytes())
     stem = out / experiment.name
     write(experiment.plot(data, False), stem.with_suffix(".svg"), stem.with_suffix(".png"))
     write(experiment.plot(data, True), out / f"{experiment.name}-narrow.svg")
@@ -100,34 +98,39 @@ def write(figure: Figure, *paths: pathlib.Path) -> None:
                 dpi=150,
                 metadata=metadata[path.suffix],
             )
-            _whole(path, save)
+            write_whole(path, save)
 
 
-def _data(experiment: Experiment, out: pathlib.Path) -> Data:
-    with np.load(out / f"{experiment.name}.npz") as arrays:
+def _data(experiment: Experiment, content: bytes) -> Data:
+    with np.load(io.BytesIO(content)) as arrays:
         return from_arrays(experiment.data, arrays)
 
 
 def load(experiment: Experiment, out: pathlib.Path) -> Saved | None:
     """What this code saved of an experiment; `None` where there is nothing, or other code's, or
-    only part.
+    only part, or a file that has changed since.
     """
     try:
         record = json.loads((out / f"{experiment.name}.json").read_text(encoding="utf-8"))
-        if record["made_by"] != made_by():
+        told = record.pop("digest")
+        files = {kind: (out / f"{experiment.name}{kind}").read_bytes() for kind in _READ}
+        unchanged = told == _digest(json.dumps(record).encode()) and record["files"] == {
+            kind: _digest(content) for kind, content in files.items()
+        }
+        if not unchanged or record["made_by"] != made_by():
             return None
-        return Saved(
-            experiment,
-            _data(experiment, out),
-            record["settings"],
-            [Row(**row) for row in record["rows"]],
-            record["seed"],
-            record["fast"],
-            (out / f"{experiment.name}.svg").read_text(encoding="utf-8"),
-            (out / f"{experiment.name}-narrow.svg").read_text(encoding="utf-8"),
-        )
-    except (FileNotFoundError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return None
+    return Saved(
+        experiment,
+        _data(experiment, files[".npz"]),
+        record["settings"],
+        [Row(**row) for row in record["rows"]],
+        record["seed"],
+        record["fast"],
+        files[".svg"].decode(),
+        files["-narrow.svg"].decode(),
+    )
 
 
 def load_all(out: pathlib.Path) -> list[Saved]:
