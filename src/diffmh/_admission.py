@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from . import _trees, _validate
 from ._continuity import Jump, moving_jumps
+from ._dependence import refuse_lost_derivatives
 from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import NotDifferentiable
@@ -82,6 +83,8 @@ def admit(
     """
     x, jumps = check_densities(simulation, theta, key, args)
     theta = compat.forms(theta)
+    if simulation.estimator.differentiates_steps:
+        refuse_lost_derivatives(simulation.kernel, theta, x, args)
     places = (x, x) if simulation.lag else (x,)
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, places))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ._inversion import index_from_uniform
+from ._validate import Checked
 from .values import Value
 
 Weights = Literal["two-sided", "one-sided"]
@@ -67,9 +68,31 @@ class Decision(eqx.Module):
         return self.count
 
     @property
-    def num_ties(self) -> Int[Array, ""]:
-        """Draws with a derivative on an outcome of probability 0, which the score cannot see."""
-        return jnp.zeros((), int)
+    def ties(self) -> Bool[Array, "*D"] | None:
+        """Which draws have a derivative on an outcome of probability 0, which the score cannot
+        see; `None` where there are none of this kind.
+        """
+        return None
+
+
+def _checked(value: Any, uniform: Array, draw: str, num_leading: int = 0) -> Value:
+    """What decides a draw, if it is a `Value` with an entry (after its leading axes) for each
+    uniform.
+    """
+    if not isinstance(value, Value):
+        described = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)
+        raise TypeError(
+            f"`{draw}` needs a `Value`, as `parameters.evaluate(function, *operands)` returns it"
+            f" with its derivative, got {described}."
+        )
+    shape = jnp.shape(value.primal)
+    if len(shape) < num_leading or shape[num_leading:] != jnp.shape(uniform):
+        wanted = "one uniform for each draw" if not num_leading else "values x draws"
+        raise TypeError(
+            f"`{draw}` needs {wanted}, got uniforms of shape {jnp.shape(uniform)} and"
+            f" probabilities of shape {shape}."
+        )
+    return value
 
 
 def accept_probability(log_ratio: Float[Array, "*D"]) -> Float[Array, "*D"]:
@@ -97,9 +120,10 @@ class Acceptance(Decision):
     @staticmethod
     def draw(
         uniform: Float[Array, "*D"],
-        log_ratio: Value,
+        log_ratio: Checked[Value],
         proposal_score: Float[Array, "P *D"] | None = None,
     ) -> Acceptance:
+        log_ratio = _checked(log_ratio, uniform, "Acceptance.draw(uniform, log_ratio)")
         accepted = uniform < accept_probability(log_ratio.primal)
         return Acceptance(accepted, log_ratio, proposal_score)
 
@@ -149,11 +173,11 @@ class Acceptance(Decision):
         return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
 
     @property
-    def num_ties(self):
+    def ties(self):
         if self.log_ratio.tangent is None:
-            return jnp.zeros((), int)
+            return None
         moves = jnp.any(self.log_accept_gradient != 0, axis=0)
-        return jnp.sum((self.log_ratio.primal == 0) & moves)
+        return (self.log_ratio.primal == 0) & moves
 
     @property
     def log_accept_gradient(self) -> Float[Array, "P *D"]:
@@ -203,7 +227,8 @@ class Bernoulli(Decision):
     log_odds: Value
 
     @staticmethod
-    def draw(uniform: Float[Array, "*D"], log_odds: Value) -> Bernoulli:
+    def draw(uniform: Float[Array, "*D"], log_odds: Checked[Value]) -> Bernoulli:
+        log_odds = _checked(log_odds, uniform, "Bernoulli.draw(uniform, log_odds)")
         return Bernoulli(uniform < jax.nn.sigmoid(log_odds.primal), log_odds)
 
     @property
@@ -259,7 +284,8 @@ class Categorical(Decision):
     logits: Value
 
     @staticmethod
-    def draw(uniform: Float[Array, "*D"], logits: Value) -> Categorical:
+    def draw(uniform: Float[Array, "*D"], logits: Checked[Value]) -> Categorical:
+        logits = _checked(logits, uniform, "Categorical.draw(uniform, logits)", num_leading=1)
         cumulative = jnp.cumsum(jax.nn.softmax(logits.primal, axis=0), axis=0)
         below = cumulative <= (uniform * cumulative[-1])[None]
         return Categorical(jnp.sum(below, axis=0), logits)

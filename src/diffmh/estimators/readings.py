@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..kernel import Kernel
+from ..kernel import Kernel, Update
 from ..parameters import Parameters
 from ..values import Value
 from .estimator import Block, Observation, Reading
@@ -68,12 +68,18 @@ def same_odds(one: Any, other: Any) -> bool:
     return structure == other_structure and all(a is b for a, b in zip(leaves, others, strict=True))
 
 
+def odds_of(update: Update) -> tuple[Any, ...]:
+    """The log odds of the flips of each of an update's decisions."""
+    odds = update.flip_odds
+    return odds if isinstance(odds, tuple) else (odds,)
+
+
 def distinct_odds(kernel: Kernel) -> list[Callable[..., Float[Array, ""]]]:
     """The different log odds of a kernel's flips."""
     found: list[Any] = []
-    for update in kernel.updates():
-        if not any(same_odds(update.flip_odds, odds) for odds in found):
-            found.append(update.flip_odds)
+    for own in (odds for update in kernel.updates() for odds in odds_of(update)):
+        if not any(same_odds(own, odds) for odds in found):
+            found.append(own)
     return found
 
 
