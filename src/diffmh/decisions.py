@@ -58,6 +58,12 @@ class Decision(eqx.Module):
             " `StochasticDerivative(births=True)` needs: use births=False."
         )
 
+    def odds_slope(self) -> Float[Array, "P *C"] | None:
+        """`∂ log odds` of each candidate against what was drawn, or `None` where it is not known:
+        what `Update.flip_odds` differentiates to.
+        """
+        return None
+
     @property
     def count(self) -> int:
         """How many draws there are."""
@@ -163,6 +169,9 @@ class Acceptance(Decision):
         alpha = accept_probability(self.log_ratio.primal)
         return self._share.astype(alpha.dtype) * alpha
 
+    def odds_slope(self):
+        return jnp.where(self.accepted, -self.log_ratio.tangent, self.log_ratio.tangent)
+
     def flipped(self, candidate):
         return self.accepted ^ _one(candidate, self.accepted.shape)
 
@@ -260,6 +269,9 @@ class Bernoulli(Decision):
         """`p (1 − p)`."""
         return jax.nn.sigmoid(self.log_odds.primal) * jax.nn.sigmoid(-self.log_odds.primal)
 
+    def odds_slope(self):
+        return jnp.where(self.drawn, -self._gradient, self._gradient)
+
     def flipped(self, candidate):
         return self.drawn ^ _one(candidate, self.drawn.shape)
 
@@ -337,6 +349,10 @@ class Categorical(Decision):
         both = drawn + p
         rate = drawn * p / jnp.where(both > 0, both, 1.0)
         return jnp.where(self._here, 0.0, rate)
+
+    def odds_slope(self):
+        slope = self._slope
+        return slope - jnp.sum(jnp.where(self._here, slope, 0.0), axis=1, keepdims=True)
 
     def flipped(self, candidate):
         value, draw = candidate // self.count, candidate % self.count

@@ -34,6 +34,7 @@ from .readings import (
     Place,
     Rows,
     distinct_odds,
+    matched_odds,
     odds_of,
     same_odds,
 )
@@ -176,15 +177,10 @@ def _rates(at: Transition) -> Float[Array, "1 *C"]:
 
 def _kind(at: Transition, candidate: Int[Array, ""] | None) -> Int[Array, ""]:
     """By which of the kernel's odds a birth of this candidate is read."""
-    decisions, own = at.step.decisions, odds_of(at.update)
-    if len(own) != len(decisions):
-        raise ValueError(
-            f"`{type(at.update).__name__}` makes {len(decisions)} decisions, and its `flip_odds`"
-            f" says how the odds of {len(own)} depend on theta: return a tuple of odds, one for"
-            " each decision, or `None`; or use `StochasticDerivative(births=False)`."
-        )
-    kind, begin = jnp.asarray(_number(at, own[0])), decisions[0].num_candidates
-    for odds, decision in zip(own[1:], decisions[1:], strict=True):
+    (first, odds), *others = matched_odds(at.update, at.step)
+    kind, begin = jnp.asarray(_number(at, odds)), first.num_candidates
+    for decision, odds in others:
+        assert candidate is not None
         kind = jnp.where(candidate < begin, kind, _number(at, odds))
         begin += decision.num_candidates
     return kind

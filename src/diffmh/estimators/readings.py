@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..kernel import Kernel, Update
+from ..decisions import Decision
+from ..kernel import Kernel, Step, Update
 from ..parameters import Parameters
 from ..values import Value
 from .estimator import Block, Observation, Reading
@@ -72,6 +73,18 @@ def odds_of(update: Update) -> tuple[Any, ...]:
     """The log odds of the flips of each of an update's decisions."""
     odds = update.flip_odds
     return odds if isinstance(odds, tuple) else (odds,)
+
+
+def matched_odds(update: Update, step: Step) -> list[tuple[Decision, Any]]:
+    """Each decision of a step with the log odds of its flips."""
+    decisions, odds = step.decisions, odds_of(update)
+    if len(odds) != len(decisions):
+        raise ValueError(
+            f"`{type(update).__name__}` makes {len(decisions)} decisions, and its `flip_odds` says"
+            f" how the odds of {len(odds)} depend on theta: return a tuple of odds, one for each"
+            " decision, or `None`; or use `StochasticDerivative(births=False)`."
+        )
+    return list(zip(decisions, odds, strict=True))
 
 
 def distinct_odds(kernel: Kernel) -> list[Callable[..., Float[Array, ""]]]:
