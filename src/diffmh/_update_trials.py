@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from . import _trees, _trials, alternatives
 from ._lowering import rounding
@@ -28,7 +28,7 @@ from .simulation import Simulation
 
 # At most this many updates of a kernel are tried, the first and the last among them.
 _UPDATES = 4
-_DRAWS = 2**16
+_DRAWS = 2**17
 # Numbers in the draws of one trial, which bound the memory for large states.
 _NUMBERS = 2**22
 # States that are enumerated.
@@ -155,7 +155,9 @@ def _try_update(setting: Setting, update: Update, key: Array) -> list[Finding | 
     found: list[Finding | Trial] = [_faithful(name, beside)]
     direct = step(key_direct, ys, ys).after
     found.append(_marginal(name, pairs, which, states, beside.coupled, direct))
-    found.append(_invariant(setting, update, key_invariant, lambda key, xs: step(key, xs, xs).after))
+    found.append(
+        _invariant(setting, update, key_invariant, lambda key, xs: step(key, xs, xs).after)
+    )
     if None not in odds_of(update):
         found.append(_odds(setting, update, key_odds))
     return found
@@ -220,12 +222,14 @@ def _finite_invariance(setting: Setting, key: Array, step, log_density) -> list[
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draw)))
     drawn = rng.choice(len(rows), size=count, p=probability)
     after = _flat(step(key_step, _states(rows[drawn], setting)))
-    _, which = np.unique(np.concatenate([rows, after]), axis=0, return_inverse=True)
-    which = which.ravel()[len(rows) :]
-    if np.max(which) >= len(rows):
+    everywhere, which = np.unique(np.concatenate([rows, after]), axis=0, return_inverse=True)
+    if len(everywhere) > len(rows):
         return []
-    with np.errstate(divide="ignore"):
-        return _trials.outcomes(which[:, None], np.log(probability)[which])
+    which = which.ravel()[len(rows) :]
+    into = lambda state: (which == state) * 1.0 - (drawn == state)
+    seen = np.asarray(Features.of(setting.states)(jnp.asarray(rows)), float)
+    terms = [*map(into, range(len(rows))), *(seen[which] - seen[drawn]).T]
+    return [_trials.mean_zero(each) for each in terms]
 
 
 def _repeated(rows: np.ndarray, count: int) -> np.ndarray:
@@ -250,8 +254,8 @@ def _float_invariance(setting: Setting, key: Array, step, log_density) -> list[f
     after = _flat(step(key_step, states))
     if not _moves_floats(before, after):
         return []
-    seen = lambda rows: np.asarray(features(setting)(jnp.asarray(rows)))
-    change = seen(after) - seen(before)
+    seen = Features.of(setting.states)
+    change = np.asarray(seen(jnp.asarray(after)) - seen(jnp.asarray(before)), float)
     terms = np.where(weight[:, None] > 0, weight[:, None] * change, 0.0)
     return [_trials.mean_zero(column) for column in terms.T]
 
@@ -272,52 +276,70 @@ def _log_densities(update: Update, theta, args, states) -> Array:
     return jax.vmap(lambda x: update.log_density(theta, x, *args))(states)
 
 
-def features(setting: Setting):
-    """Bounded smooth functions of a state's flattened rows: of coordinates, odd and even, and
-    random cosines, which see how they depend on each other.
+class Features(eqx.Module):
+    """Bounded smooth functions of states as flat rows: of coordinates, odd and even, and random
+    cosines, which see how they depend on each other.
     """
-    rows = _flat(setting.states)
-    centre = np.mean(rows, axis=0)
-    spread = np.where(np.std(rows, axis=0) > 0, np.std(rows, axis=0), 1.0)
-    rng = np.random.default_rng(0)
-    directions = rng.normal(size=(rows.shape[1], 4)) / np.sqrt(min(rows.shape[1], 4))
-    phase = rng.uniform(0, 2 * np.pi, size=4)
 
-    def of(rows: Array) -> Array:
-        scaled = (rows - centre) / spread
-        waves = jnp.cos(scaled @ directions + phase)
+    centre: Float[Array, "d"]
+    spread: Float[Array, "d"]
+
+    @staticmethod
+    def of(states: PyTree) -> Features:
+        """In units of these states."""
+        rows = _flat(states)
+        spread = np.std(rows, axis=0)
+        return Features(
+            jnp.asarray(np.mean(rows, axis=0)), jnp.asarray(np.where(spread > 0, spread, 1.0))
+        )
+
+    def __call__(self, rows: Array) -> Array:
+        size = self.centre.size
+        rng = np.random.default_rng(0)
+        directions = rng.normal(size=(size, 4)) / np.sqrt(min(size, 4))
+        scaled = (rows - self.centre) / self.spread
+        waves = jnp.cos(scaled @ directions + rng.uniform(0, 2 * np.pi, size=4))
         few = scaled[..., :4]
         return jnp.concatenate([jnp.tanh(few), jnp.cos(few), waves], axis=-1)
 
-    return of
+
+class _Observed(eqx.Module):
+    """The features of a state, as f."""
+
+    features: Features
+
+    def __call__(self, theta, x, *args):
+        leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(x)]
+        return self.features(jnp.concatenate(leaves))
+
+
+class _AnyOf(eqx.Module):
+    """A start at one of these states."""
+
+    states: PyTree
+
+    def __call__(self, key):
+        count = jax.tree.leaves(self.states)[0].shape[0]
+        return _take(self.states, jax.random.randint(key, (), 0, count))
 
 
 def _derivative(setting: Setting, updates: list[Update], key: Array) -> Trial:
     """Of the features' means over a short run, chain by chain the estimate less differences of
     fourth order with the same random numbers, along parameters or a few directions of them.
     """
-    simulation = _short_run(setting)
-    run = Expectation(simulation).per_chain
-    args, theta = setting.args, setting.theta
-    flat, unravel = ravel_pytree(theta)
-
-    @eqx.filter_jit
-    def slope(direction):
-        along = lambda theta: run(theta, key, *args)
-        return jax.jvp(along, (theta,), (unravel(direction),))[1]
-
-    value = eqx.filter_jit(lambda flat: run(unravel(flat), key, *args))
+    given = (_short_run(setting), setting.theta, key, setting.args)
+    flat, _ = ravel_pytree(setting.theta)
     rng = np.random.default_rng(0)
     few = flat.size <= 3
     directions = np.eye(flat.size) if few else rng.choice([-1.0, 1.0], (3, flat.size))
     p_values: list[float] = []
     for direction in jnp.asarray(directions, flat.dtype):
         width = _width(setting, updates, direction)
-        ends = [value(flat + step * width * direction) for step in (1, -1, 2, -2)]
+        ends = [_value(*given, step * width * direction) for step in (1, -1, 2, -2)]
         ahead, behind, far_ahead, far_behind = (np.asarray(end, float) for end in ends)
         difference = (8 * (ahead - behind) - (far_ahead - far_behind)) / 12
         if np.all(np.isfinite(difference)):
-            terms = width * np.asarray(slope(direction), float) - difference
+            terms = width * np.asarray(_slope(*given, direction), float) - difference
             terms[np.abs(terms) < _ROUNDING] = 0.0
             p_values += [_trials.mean_zero(column) for column in terms.T]
     meaning = (
@@ -328,23 +350,27 @@ def _derivative(setting: Setting, updates: list[Update], key: Array) -> Trial:
     return Trial("derivative of a short run", tuple(p_values), meaning)
 
 
+@eqx.filter_jit
+def _value(simulation: Simulation, theta, key, args, change: Array) -> Array:
+    """Of each chain, at changed parameters."""
+    flat, unravel = ravel_pytree(theta)
+    return Expectation(simulation).per_chain(unravel(flat + change), key, *args)
+
+
+@eqx.filter_jit
+def _slope(simulation: Simulation, theta, key, args, direction: Array) -> Array:
+    value = lambda change: _value(simulation, theta, key, args, change)
+    return jax.jvp(value, (jnp.zeros_like(direction),), (direction,))[1]
+
+
 def _short_run(setting: Setting) -> Simulation:
     """From states that were visited."""
-    states, of = setting.states, features(setting)
-    count = jax.tree.leaves(states)[0].shape[0]
-
-    def start(key):
-        return _take(states, jax.random.randint(key, (), 0, count))
-
-    def f(theta, x, *args):
-        leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(x)]
-        return of(jnp.concatenate(leaves))
-
+    states = setting.states
     size = sum(leaf[0].size for leaf in jax.tree.leaves(states))
     return dataclasses.replace(
         setting.simulation,
-        init=start,
-        f=f,
+        init=_AnyOf(states),
+        f=_Observed(Features.of(states)),
         estimator=StochasticDerivative(births=False),
         num_samples=_STEPS,
         num_chains=max(2_000, min(_CHAINS, _NUMBERS // size)),

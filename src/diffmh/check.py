@@ -73,7 +73,9 @@ def check(
     forgotten; a label of probability ½ drawn 0.04 more often; a coupling that moves the alternative
     0.08 of a step too far, shortens its steps by 10 %, correlates its coordinates by 0.1, or leaves
     it where it is in 1 of 200. A derivative of the density that is wrong by more than 2 % is found
-    wherever float32 resolves it. POWER
+    wherever float32 resolves it. Of an update on five labels it found in each of 20 runs: log odds
+    of leaving one of them that are off by 0.15; derivatives of all log odds that are too large by a
+    tenth; an alternative that stays where it is in 1 of 10.
 
     >>> import jax, diffmh
     >>> log_density = lambda theta, x: -0.5 * (x - theta) ** 2
@@ -103,7 +105,9 @@ def check(
         results += _try_update(update, theta, jax.random.fold_in(key, number), args, x)
     if own:
         try:
-            results += try_updates(simulation, own, theta, jax.random.fold_in(key, len(updates)), args)
+            results += try_updates(
+                simulation, own, theta, jax.random.fold_in(key, len(updates)), args
+            )
         except (TypeError, ValueError) as error:
             results.append(Finding("kernel", False, str(error)))
     num_tests = sum(len(result.p_values) for result in results if isinstance(result, Trial))
