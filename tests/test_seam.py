@@ -184,19 +184,6 @@ def test_states_with_tangents(slots):
     assert_unbiased(found, exact)
 
 
-class WithoutTangents(Stretched):
-    """The mistake of those who differentiate only the decisions."""
-
-    moves_with_theta = False
-
-    def step(self, parameters, state, noise):
-        step = super().step(parameters, state, noise)
-        plain = lambda state: diffmh.State(state.x)
-        return diffmh.Step(
-            plain(step.before), plain(step.after), step.decisions, plain(step.proposed)
-        )
-
-
 class Naive(diffmh.BlockUpdate):
     """Products and sums as they come to mind: nothing here knows of rounding."""
 

@@ -15,13 +15,15 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from . import _trees, _validate
+from ._dependence import refuse_lost_derivatives
 from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import NotDifferentiable
 from .analysis import Jump, moving_jumps
 from .chain import Stepper
+from .estimators import Births, distinct_odds
 from .kernel import Kernel, moves_with_theta
-from .parameters import jacobian
+from .parameters import has_reverse_mode, jacobian
 from .simulation import Simulation, flatten
 
 # Of random starts so many are looked at one by one.
@@ -70,6 +72,7 @@ class Admission(eqx.Module):
 
     f_depends_on_theta: bool
     closes_over_tracers: bool
+    reads_births: bool
     jumps: tuple[Jump, ...]
     unflatten: Callable[[Float[Array | np.ndarray, "F C"]], PyTree]
 
@@ -82,6 +85,8 @@ def admit(
     """
     x, jumps = check_densities(simulation, theta, key, args)
     theta = compat.forms(theta)
+    if simulation.estimator.differentiates_steps:
+        refuse_lost_derivatives(simulation.kernel, theta, x, args)
     places = (x, x) if simulation.lag else (x,)
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     value = _check_observable(jax.eval_shape(f, theta, places))
@@ -98,7 +103,8 @@ def admit(
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(value))
     unflatten = Unflatten(jax.tree.structure(value), shapes)
     closes_over = _closes_over_tracers(simulation, theta, key, args)
-    return Admission(f_depends_on_theta, closes_over, jumps, unflatten)
+    reads_births = _reads_births(simulation, theta, x, args, f_depends_on_theta)
+    return Admission(f_depends_on_theta, closes_over, reads_births, jumps, unflatten)
 
 
 def check_densities(
@@ -236,6 +242,32 @@ def _density_depends_on_theta(simulation, theta, x, args) -> bool:
         compat.depends_on(lambda x, theta, update=update: gradient(x, theta, update), x, theta)
         for update in simulation.kernel.updates()
     )
+
+
+def _reads_births(simulation, theta, x, args, f_depends_on_theta: bool) -> bool:
+    """Whether births can be read, which is done backward. Refused if they cannot and were asked
+    for.
+    """
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(theta))
+    kernel, lag, estimator = simulation.kernel, simulation.lag, simulation.estimator
+    if not isinstance(estimator.sized(kernel, num_parameters, lag), Births):
+        return False
+
+    def odds(theta, x):
+        return jnp.stack([odds(theta, x, x, *args) for odds in distinct_odds(kernel)])
+
+    def f(theta, x):
+        return flatten(simulation.f(theta, *((x, x) if lag else (x,)), *args))
+
+    read = (odds, f) if f_depends_on_theta else (odds,)
+    possible = all(has_reverse_mode(function, theta, x) for function in read)
+    if not possible and getattr(estimator, "births", True):
+        raise ValueError(
+            "`StochasticDerivative(births=True)` differentiates `log_density` and `f` backward, and"
+            " a `while_loop`, or a `fori_loop` with traced bounds, has only a forward derivative:"
+            " use births=False, or `jax.lax.scan`."
+        )
+    return possible
 
 
 def _closes_over_tracers(simulation, theta, key, args) -> bool:

@@ -1,4 +1,4 @@
-"""Statistical tests of what a proposal and a coupling promise, on draws: lists of p-values.
+"""Statistical tests of what a kernel's parts promise, on draws: lists of p-values.
 
 Every p-value is valid or conservative, so that whoever takes the least of many, times their number,
 knows the rate of false alarms. Means that are compared are of values in [0, 1].
@@ -8,13 +8,43 @@ from __future__ import annotations
 
 import itertools
 
+import equinox as eqx
 import numpy as np
 
+# All statistical tests of one check together raise a false alarm less often than this.
+FALSE_ALARM = 5e-4
 # A mean of rare events is not normal: means are compared where they rest on this many.
 _LEAST_EVENTS = 400
+# Nor is one that a single term carries: of its variance it has at most this share.
+_LARGEST_SHARE = 0.02
 # Outcomes of a proposal on finitely many states that are counted one by one.
 _MOST_OUTCOMES = 1_000
 _MOST_COLUMNS = 8
+
+
+class Finding(eqx.Module):
+    """One promise, whether it was kept, and what was seen."""
+
+    promise: str
+    kept: bool
+    detail: str
+
+
+class Trial(eqx.Module):
+    """A promise that was tried on draws: the p-values of its tests, and what a small one means."""
+
+    promise: str
+    p_values: tuple[float, ...]
+    meaning: str
+
+    def judged(self, num_tests: int) -> Finding:
+        """Broken where the least p-value is too small among all the tests of the check."""
+        if not self.p_values:
+            return Finding(self.promise, True, "not tried: nothing to compare with")
+        least = min(self.p_values)
+        kept = bool(least * num_tests > FALSE_ALARM)
+        tried = f"least p-value of {len(self.p_values)} tests {least:.2g}"
+        return Finding(self.promise, kept, tried if kept else f"{tried}: {self.meaning}")
 
 
 def equal_means(a: np.ndarray, b: np.ndarray) -> float:
@@ -31,6 +61,21 @@ def equal_means(a: np.ndarray, b: np.ndarray) -> float:
     if error < 1e-6:
         return 1.0 if gap < 1e-3 else 0.0
     return float(2 * stats.norm.sf(gap / error))
+
+
+def mean_zero(terms: np.ndarray) -> float:
+    """Whether independent terms, which may be importance-weighted, have the mean 0; 1 where too few
+    of them carry the sum for it to be normal.
+    """
+    from scipy import stats
+
+    if not np.all(np.isfinite(terms)):
+        return 0.0
+    squares = np.sum(terms**2)
+    if np.count_nonzero(terms) < _LEAST_EVENTS or np.max(terms**2) > _LARGEST_SHARE * squares:
+        return 1.0
+    spread = np.sqrt(squares - np.sum(terms) ** 2 / len(terms))
+    return float(2 * stats.norm.sf(abs(np.sum(terms)) / spread)) if spread > 0 else 0.0
 
 
 def bridge(at_a: np.ndarray, at_b: np.ndarray) -> list[float]:

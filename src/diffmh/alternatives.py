@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from . import _trees, values
 from .decisions import Weights
-from .kernel import Kernel, State, Step, Update
+from .kernel import Kernel, State, Step, Update, checked_noise, checked_state
 from .parameters import Parameters
 from .values import Value, without_tangents
 
@@ -69,12 +69,13 @@ class Alternatives(eqx.Module):
 
 class Events(eqx.Module):
     """What happened at a step: in which slots an alternative met the primal or a new one was born,
-    and how much weight the candidates had.
+    how much weight the candidates had, and which of them was picked.
     """
 
     recoupled: Bool[Array, "K"]
     born: Bool[Array, "K"]
     score: Float[Array, ""]
+    picked: Int[Array, ""] | None = None
 
 
 class OwnNoise(eqx.Module):
@@ -89,7 +90,9 @@ class OwnNoise(eqx.Module):
     def draw(update: Update, key: Key[Array, ""], x: PyTree, num_steps: int) -> OwnNoise:
         key_coupling, key_prune = jax.random.split(key)
         uniform = jax.random.uniform(key_prune, (num_steps,))
-        return OwnNoise(update.coupling_noise(key_coupling, x, num_steps), uniform)
+        noise = update.coupling_noise(key_coupling, x, num_steps)
+        name = f"{type(update).__name__}.coupling_noise"
+        return OwnNoise(checked_noise(noise, num_steps, name), uniform)
 
 
 def none_yet(
@@ -127,9 +130,9 @@ def follow(
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
     # Pruning decides by them for each number that is kept of an alternative.
     remaining, flips = at.parameters.once((remaining, candidates.astype(slots.weight.dtype)))
-    pruned, born, _ = prune(remaining, at, flips, uniform)
+    pruned, born, picked = prune(remaining, at, flips, uniform)
     score = jnp.sum(values.norm(flips))
-    return pruned, Events(recoupled, born, score)
+    return pruned, Events(recoupled, born, score, picked)
 
 
 def flip_weight(step: Step, weights: Weights) -> Float[Array, "P *C"]:
@@ -153,7 +156,12 @@ def propagate(slots: Alternatives, at: Transition, coupling_noise: PyTree) -> Al
     primal by itself.
     """
     step, parameters = without_tangents(at.step), at.parameters.value_only()
-    move = lambda y: at.update.coupled_step(parameters, step, y, at.noise, coupling_noise)
+    name = f"{type(at.update).__name__}.coupled_step"
+
+    def move(y):
+        moved = at.update.coupled_step(parameters, step, y, at.noise, coupling_noise)
+        return checked_state(moved, step.after, name)
+
     return dataclasses.replace(slots, state=parameters.kept(values.each_slot(move, slots.state)))
 
 
@@ -190,13 +198,19 @@ def prune(
 def flipped(at: Transition, candidate: Int[Array, ""]) -> State:
     """The state that a candidate leads to."""
     first, *others = at.step.decisions
-    state = at.update.flipped(at.step, at.noise, 0, candidate)
+    state = flipped_in(at, 0, candidate)
     begin = first.num_candidates
     for number, decision in enumerate(others, 1):
-        other = at.update.flipped(at.step, at.noise, number, candidate - begin)
+        other = flipped_in(at, number, candidate - begin)
         state = _trees.select(candidate < begin, state, other)
         begin += decision.num_candidates
     return state
+
+
+def flipped_in(at: Transition, decision: int, candidate: Int[Array, ""]) -> State:
+    """The state that a candidate of one of the decisions leads to."""
+    state = at.update.flipped(at.step, at.noise, decision, candidate)
+    return checked_state(state, at.step.after, f"{type(at.update).__name__}.flipped")
 
 
 def differences(slots: Alternatives, function, primal: Array) -> Float[Array, "P F"]:

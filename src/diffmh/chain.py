@@ -19,7 +19,7 @@ from . import _trees
 from ._lowering import rounding
 from .alternatives import Events, Transition, remember
 from .estimators import Estimator, Observation
-from .kernel import State, Step, Update, moves_with_theta
+from .kernel import State, Step, Update, checked_noise, checked_step, moves_with_theta
 from .parameters import Parameters
 from .simulation import Observed, Simulation
 from .values import Value, without_tangents
@@ -90,7 +90,8 @@ class Stepper(eqx.Module):
         def both(update: Update, key):
             key_primal, key_own = jax.random.split(key)
             own = estimator.own_noise(update, key_own, one, num_steps)
-            return update.noise(key_primal, one, num_steps), own
+            noise = update.noise(key_primal, one, num_steps)
+            return checked_noise(noise, num_steps, f"{type(update).__name__}.noise"), own
 
         return self.simulation.kernel.distribute(both, key)
 
@@ -136,7 +137,7 @@ class Stepper(eqx.Module):
         for_steps = self._for_steps(parameters)
 
         def primal_and_rest(state, noise):
-            step = update.step(for_steps, state, noise)
+            step = checked_step(update, update.step(for_steps, state, noise), state)
             return _primal(step), step
 
         step = rounding.settled(primal_and_rest, parameters.never[0])(state, noise)[1]

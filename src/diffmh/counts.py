@@ -85,7 +85,6 @@ class Counts(eqx.Module):
                     decisions=counts.decisions + decision.count,
                     accepted=counts.accepted + jnp.sum(decision.accepted),
                     nan=counts.nan + jnp.sum(jnp.isnan(decision.log_ratio.primal)),
-                    ties=counts.ties + decision.num_ties,
                 )
         if events is None:
             return counts
@@ -106,7 +105,9 @@ class Counts(eqx.Module):
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""
         if not _has_slots(memory):
-            return self
+            # `Score` counts those that matter to it.
+            ties = getattr(memory, "ties", None)
+            return self if ties is None else dataclasses.replace(self, ties=ties)
         heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(
             self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ._inversion import index_from_uniform
+from ._validate import Checked
 from .values import Value
 
 Weights = Literal["two-sided", "one-sided"]
@@ -60,6 +61,12 @@ class Decision(eqx.Module):
             " `StochasticDerivative(births=True)` needs: use births=False."
         )
 
+    def odds_slope(self) -> Float[Array, "P *C"] | None:
+        """`∂ log odds` of each candidate against what was drawn, or `None` where it is not known:
+        what `Update.flip_odds` differentiates to.
+        """
+        return None
+
     @property
     def count(self) -> int:
         """How many draws there are."""
@@ -70,9 +77,31 @@ class Decision(eqx.Module):
         return self.count
 
     @property
-    def num_ties(self) -> Int[Array, ""]:
-        """Draws with a derivative on an outcome of probability 0, which the score cannot see."""
-        return jnp.zeros((), int)
+    def ties(self) -> Bool[Array, "*D"] | None:
+        """Which draws have a derivative on an outcome of probability 0, which the score cannot
+        see; `None` where there are none of this kind.
+        """
+        return None
+
+
+def _checked(value: Any, uniform: Array, draw: str, num_leading: int = 0) -> Value:
+    """What decides a draw, if it is a `Value` with an entry (after its leading axes) for each
+    uniform.
+    """
+    if not isinstance(value, Value):
+        described = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)
+        raise TypeError(
+            f"`{draw}` needs a `Value`, as `parameters.evaluate(function, *operands)` returns it"
+            f" with its derivative, got {described}."
+        )
+    shape = jnp.shape(value.primal)
+    if len(shape) < num_leading or shape[num_leading:] != jnp.shape(uniform):
+        wanted = "one uniform for each draw" if not num_leading else "values x draws"
+        raise TypeError(
+            f"`{draw}` needs {wanted}, got uniforms of shape {jnp.shape(uniform)} and"
+            f" probabilities of shape {shape}."
+        )
+    return value
 
 
 def accept_probability(log_ratio: Float[Array, "*D"]) -> Float[Array, "*D"]:
@@ -100,9 +129,10 @@ class Acceptance(Decision):
     @staticmethod
     def draw(
         uniform: Float[Array, "*D"],
-        log_ratio: Value,
+        log_ratio: Checked[Value],
         proposal_score: Float[Array, "P *D"] | None = None,
     ) -> Acceptance:
+        log_ratio = _checked(log_ratio, uniform, "Acceptance.draw(uniform, log_ratio)")
         accepted = uniform < accept_probability(log_ratio.primal)
         return Acceptance(accepted, log_ratio, proposal_score)
 
@@ -142,6 +172,9 @@ class Acceptance(Decision):
         alpha = accept_probability(self.log_ratio.primal)
         return self._share.astype(alpha.dtype) * alpha
 
+    def odds_slope(self):
+        return jnp.where(self.accepted, -self.log_ratio.tangent, self.log_ratio.tangent)
+
     def flipped(self, candidate):
         return self.accepted ^ _one(candidate, self.accepted.shape)
 
@@ -152,11 +185,11 @@ class Acceptance(Decision):
         return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
 
     @property
-    def num_ties(self):
+    def ties(self):
         if self.log_ratio.tangent is None:
-            return jnp.zeros((), int)
+            return None
         moves = jnp.any(self.log_accept_gradient != 0, axis=0)
-        return jnp.sum((self.log_ratio.primal == 0) & moves)
+        return (self.log_ratio.primal == 0) & moves
 
     @property
     def log_accept_gradient(self) -> Float[Array, "P *D"]:
@@ -206,7 +239,8 @@ class Bernoulli(Decision):
     log_odds: Value
 
     @staticmethod
-    def draw(uniform: Float[Array, "*D"], log_odds: Value) -> Bernoulli:
+    def draw(uniform: Float[Array, "*D"], log_odds: Checked[Value]) -> Bernoulli:
+        log_odds = _checked(log_odds, uniform, "Bernoulli.draw(uniform, log_odds)")
         return Bernoulli(uniform < jax.nn.sigmoid(log_odds.primal), log_odds)
 
     @property
@@ -238,6 +272,9 @@ class Bernoulli(Decision):
         """`p (1 − p)`."""
         return jax.nn.sigmoid(self.log_odds.primal) * jax.nn.sigmoid(-self.log_odds.primal)
 
+    def odds_slope(self):
+        return jnp.where(self.drawn, -self._gradient, self._gradient)
+
     def flipped(self, candidate):
         return self.drawn ^ _one(candidate, self.drawn.shape)
 
@@ -262,7 +299,8 @@ class Categorical(Decision):
     logits: Value
 
     @staticmethod
-    def draw(uniform: Float[Array, "*D"], logits: Value) -> Categorical:
+    def draw(uniform: Float[Array, "*D"], logits: Checked[Value]) -> Categorical:
+        logits = _checked(logits, uniform, "Categorical.draw(uniform, logits)", num_leading=1)
         cumulative = jnp.cumsum(jax.nn.softmax(logits.primal, axis=0), axis=0)
         below = cumulative <= (uniform * cumulative[-1])[None]
         return Categorical(jnp.sum(below, axis=0), logits)
@@ -314,6 +352,10 @@ class Categorical(Decision):
         both = drawn + p
         rate = drawn * p / jnp.where(both > 0, both, 1.0)
         return jnp.where(self._here, 0.0, rate)
+
+    def odds_slope(self):
+        slope = self._slope
+        return slope - jnp.sum(jnp.where(self._here, slope, 0.0), axis=1, keepdims=True)
 
     def flipped(self, candidate):
         value, draw = candidate // self.count, candidate % self.count

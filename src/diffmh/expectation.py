@@ -292,7 +292,8 @@ class Expectation(Differentiable):
         own = self.simulation
         estimator = own.estimator.sized(own.kernel, num_parameters, own.lag)
         if isinstance(estimator, Births):
-            estimator = Births(estimator.alternatives, explicit=admission.f_depends_on_theta)
+            births = Births(estimator.alternatives, explicit=admission.f_depends_on_theta)
+            estimator = births if admission.reads_births else own.estimator
         simulation = dataclasses.replace(
             own, estimator=estimator, f_depends_on_theta=admission.f_depends_on_theta
         )

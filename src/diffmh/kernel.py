@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from . import _trees
+from . import _trees, _validate
 from .decisions import Acceptance, Bernoulli, Decision
 from .parameters import Parameters
 from .values import Value
 
 Carry = TypeVar("Carry")
+Odds: TypeAlias = Callable[..., float | Float[Array, ""]]
 
 
 class State(eqx.Module):
@@ -156,12 +157,16 @@ class Update(Kernel):
         return None
 
     @property
-    def flip_odds(self) -> Callable[..., float | Float[Array, ""]] | None:
-        """`odds(theta, x, y, *args)`: the log odds of `y`, to which a flipped decision has led,
-        against `x`, to which the step led, up to what does not depend on θ. For an accept of a
-        proposal without parameters and for Gibbs draws it is `log g(y) − log g(x)`
-        (`DensityOdds`). `None` if it is not known: then births are not followed by their states,
-        and many parameters cost more.
+    def flip_odds(self) -> Odds | tuple[Odds, ...] | None:
+        """`odds(theta, x, y, *args)`: the log odds of the outcome that leads to `y`, where a
+        flipped decision has led, against that which led to `x`, where the step led, up to what
+        does not depend on θ. For an accept of a proposal without parameters and for Gibbs draws it
+        is `log g(y) − log g(x)` (`DensityOdds`). An update that makes several decisions returns a
+        tuple, the odds of each. `None` if they are not known: then births are not followed by
+        their states, and many parameters cost more.
+
+        The draws of a block are one decision: two of them whose flips lead to the same `y` by
+        different odds need decisions of their own.
 
         Two updates with the same odds must return the same object, or modules of the same parts.
         """
@@ -235,14 +240,25 @@ class BlockUpdate(Update):
         """The state that an outcome of the decisions leads to from `x`."""
 
     def step(self, parameters, state, noise):
-        decision = self.decide(parameters, state, noise)
+        decision = self._decided(parameters, state, noise)
         move = lambda x: self.result(x, noise, decision.outcome)
         after = parameters.follow(move, state.value)
         return Step(state, State(after.primal, None, after.tangent), (decision,))
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        decision = self.decide(parameters, alternative, noise)
+        decision = self._decided(parameters, alternative, noise)
         return State(self.result(alternative.x, noise, decision.outcome))
+
+    def _decided(self, parameters: Parameters, state: State, noise: PyTree) -> Decision:
+        decision = self.decide(parameters, state, noise)
+        if not isinstance(decision, Decision):
+            raise TypeError(
+                f"`{type(self).__name__}.decide` must return one decision, such as"
+                " `Acceptance.draw(uniforms, log_ratios)`, which may be a block of draws; got"
+                f" {_described(decision)}. For several decisions of different kinds derive from"
+                " `Update`."
+            )
+        return decision
 
     def flipped(self, step, noise, decision, candidate):
         outcome = step.decisions[decision].flipped(candidate)
@@ -312,6 +328,51 @@ class DensityOdds(eqx.Module):
 
     def __call__(self, theta: PyTree, x: PyTree, y: PyTree, *args: Any) -> float | Float[Array, ""]:
         return self.density(theta, y, *args) - self.density(theta, x, *args)
+
+
+def checked_step(update: Update, made: Any, before: State) -> Step:
+    """What an update's `step` returned, if it is a step from `before`."""
+    name = type(update).__name__
+    if not isinstance(made, Step):
+        raise TypeError(f"`{name}.step` must return a `Step`, got {_described(made)}.")
+    if not isinstance(made.decisions, tuple) or not all(
+        isinstance(decision, Decision) for decision in made.decisions
+    ):
+        raise TypeError(
+            f"`{name}.step` must return a `Step` whose `decisions` are a tuple of decisions, such"
+            f" as `(Acceptance.draw(uniform, log_ratio),)`, got {_described(made.decisions)}."
+        )
+    checked_state(made.after, before, f"{name}.step")
+    return made
+
+
+def checked_state(state: Any, like: State, function: str) -> State:
+    """What a method of an update returned, if it is a state of the chain's form."""
+    if not isinstance(state, State):
+        raise TypeError(f"`{function}` must return a `State`, got {_described(state)}.")
+    _validate.same_form(state.x, like.x, f"the state that `{function}` leads to")
+    return state
+
+
+def checked_noise(noise: PyTree, num_steps: int, function: str) -> PyTree:
+    """Randomness with the steps as the leading axis of each array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(noise):
+        if jnp.shape(leaf)[:1] != (num_steps,):
+            raise TypeError(
+                f"`{function}(key, x, num_steps)` must return arrays whose leading axis is"
+                f" `num_steps`, here {num_steps}, got shape {jnp.shape(leaf)}"
+                f"{' at ' + jax.tree_util.keystr(path) if path else ''}: draw the noise of all"
+                " steps at once, such as `jax.random.uniform(key, (num_steps,))`."
+            )
+    return noise
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple ({', '.join(_described(part) for part in value)})"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array of {value.dtype}{list(value.shape)}"
+    return f"a `{type(value).__name__}`"
 
 
 def moves_with_theta(kernel: Kernel) -> bool:

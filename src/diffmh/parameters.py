@@ -160,6 +160,17 @@ def any_mapped(flag: Bool[Array, ""]) -> Bool[Array, ""]:
 _NO_REVERSE_MODE = "Reverse-mode differentiation does not work"
 
 
+def has_reverse_mode(function: Callable[..., Float[Array, "..."]], theta: PyTree, *x: Any) -> bool:
+    """Whether JAX differentiates `function(theta, *x)` backward by theta. They may be forms."""
+    try:
+        jax.eval_shape(jax.grad(lambda theta, *x: jnp.sum(function(theta, *x))), theta, *x)
+    except ValueError as error:
+        if _NO_REVERSE_MODE not in str(error):
+            raise
+        return False
+    return True
+
+
 def _by_columns(function, theta, primals, tangents) -> PyTree:
     """One push forward for each parameter."""
     flat, unravel = ravel_pytree(theta)

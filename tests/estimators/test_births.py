@@ -241,3 +241,21 @@ def test_a_composition_of_many_parameters():
     one, other = (way(flat, THETA, means, runs) for way in (_forward, _backward))
     assert one[1].shape == (15, 1, CHAINS)
     assert_same(other[1], one[1])
+
+
+def by_a_loop(theta, x):
+    """`theta[x]`, in a loop that has no backward derivative."""
+    more, add = lambda carry: carry[0] < 3, lambda carry: (carry[0] + 1, carry[1] + theta[x] / 3)
+    return jax.lax.while_loop(more, add, (0, 0.0 * theta[0]))[1]
+
+
+def test_a_density_without_a_backward_derivative():
+    """Above 64 parameters weights are followed there; births that were asked for are refused."""
+    first = lambda theta, x: 1.0 * (x == 0)
+    kernel = diffmh.MetropolisHastings(by_a_loop, diffmh.OtherState(3))
+    chosen = expect(first, kernel, 0, None, num_samples=2)
+    theta = jnp.linspace(-1.0, 1.0, MANY_PARAMETERS + 1)
+    slope = jax.grad(chosen)(theta, KEY)
+    assert np.any(slope[:3] != 0) and np.all(slope[3:] == 0)
+    asked = expect(first, kernel, 0, BIRTHS, num_samples=2)
+    refused(lambda: asked(theta, KEY), ValueError, "`StochasticDerivative(births=True)` … backward")

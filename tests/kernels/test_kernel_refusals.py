@@ -119,6 +119,11 @@ def adapted(density, init):
         TypeError,
         "`BlockGibbs(values=(0, 0.5))` are not values of int32",
     ),
+    start_of_a_block=(
+        block(lambda x: x, (-1, 1), jnp.zeros(3, int)),
+        ValueError,
+        "`BlockGibbs(values=(-1, 1))` cannot start from 0: start with each unit",
+    ),
     computed_block=(
         block(lambda x: 2 * x, (0, 1), jnp.zeros(3)),
         ValueError,

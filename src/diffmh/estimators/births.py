@@ -14,7 +14,7 @@ parameters × outputs exists unless it is asked for.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -25,7 +25,19 @@ from .. import _trees, alternatives, values
 from ..alternatives import Alternatives, OwnNoise, Transition
 from ..kernel import Kernel, Update
 from .estimator import Estimator, Observation
-from .readings import Backward, Birth, Closed, Forward, Kept, Place, Rows, distinct_odds, same_odds
+from .readings import (
+    Backward,
+    Birth,
+    Closed,
+    Forward,
+    Kept,
+    Place,
+    Rows,
+    distinct_odds,
+    matched_odds,
+    odds_of,
+    same_odds,
+)
 
 
 class Open(eqx.Module):
@@ -61,7 +73,7 @@ class Births(Estimator):
     differentiates_f: ClassVar[bool] = False
 
     def refuse(self, kernel, num_parameters, lag):
-        unknown = [update for update in kernel.updates() if update.flip_odds is None]
+        unknown = [update for update in kernel.updates() if None in odds_of(update)]
         if unknown:
             raise ValueError(
                 "`StochasticDerivative(births=True)` follows decisions by the states between which"
@@ -104,7 +116,9 @@ class Births(Estimator):
             return dataclasses.replace(memory, slots=slots), events
         born, count = events.born, memory.total.shape[0]
         newborn = Birth(
-            _trees.repeat(at.step.after.x, count), slots.state.x, jnp.full(count, _kind(at))
+            _trees.repeat(at.step.after.x, count),
+            slots.state.x,
+            jnp.full(count, _kind(at, events.picked)),
         )
         memory = Open(
             slots,
@@ -158,10 +172,21 @@ def _rates(at: Transition) -> Float[Array, "1 *C"]:
     return jnp.where(_trees.equal(other.x, at.step.after.x), 0.0, rates)
 
 
-def _kind(at: Transition) -> Int[Array, ""]:
-    """By which of the kernel's odds a birth of this update is read."""
+def _kind(at: Transition, candidate: Int[Array, ""] | None) -> Int[Array, ""]:
+    """By which of the kernel's odds a birth of this candidate is read."""
+    (first, odds), *others = matched_odds(at.update, at.step)
+    kind, begin = jnp.asarray(_number(at, odds)), first.num_candidates
+    for decision, odds in others:
+        assert candidate is not None
+        kind = jnp.where(candidate < begin, kind, _number(at, odds))
+        begin += decision.num_candidates
+    return kind
+
+
+def _number(at: Transition, own: Any) -> int:
+    """The number of some odds among those of the kernel."""
     assert at.kernel is not None
-    known, own = distinct_odds(at.kernel), at.update.flip_odds
+    known = distinct_odds(at.kernel)
     found = [number for number, odds in enumerate(known) if same_odds(odds, own)]
     if not found:
         raise ValueError(
@@ -170,7 +195,7 @@ def _kind(at: Transition) -> Int[Array, ""]:
             " `StochasticDerivative(births=True)` must know them by their states alone: define the"
             " density once, outside of `kernel_at`, or use births=False."
         )
-    return jnp.asarray(found[0])
+    return found[0]
 
 
 def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
@@ -190,7 +215,9 @@ def births(kernel: Kernel, num_alternatives: int) -> Births | None:
     """The estimator, or `None` where it does not apply: where odds are not known, or a sweep makes
     them anew for each site, so that a birth does not say by which of them it is read.
     """
-    here, again = ([update.flip_odds for update in kernel.updates()] for _ in range(2))
+    here, again = (
+        [odds for update in kernel.updates() for odds in odds_of(update)] for _ in range(2)
+    )
     known = all(odds is not None for odds in here)
     steady = all(same_odds(odds, other) for odds, other in zip(here, again, strict=True))
     return Births(num_alternatives) if known and steady else None

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..kernel import Kernel
+from ..decisions import Decision
+from ..kernel import Kernel, Step, Update
 from ..parameters import Parameters
 from ..values import Value
 from .estimator import Block, Observation, Reading
@@ -68,12 +69,30 @@ def same_odds(one: Any, other: Any) -> bool:
     return structure == other_structure and all(a is b for a, b in zip(leaves, others, strict=True))
 
 
+def odds_of(update: Update) -> tuple[Any, ...]:
+    """The log odds of the flips of each of an update's decisions."""
+    odds = update.flip_odds
+    return odds if isinstance(odds, tuple) else (odds,)
+
+
+def matched_odds(update: Update, step: Step) -> list[tuple[Decision, Any]]:
+    """Each decision of a step with the log odds of its flips."""
+    decisions, odds = step.decisions, odds_of(update)
+    if len(odds) != len(decisions):
+        raise ValueError(
+            f"`{type(update).__name__}` makes {len(decisions)} decisions, and its `flip_odds` says"
+            f" how the odds of {len(odds)} depend on theta: return a tuple of odds, one for each"
+            " decision, or `None`; or use `StochasticDerivative(births=False)`."
+        )
+    return list(zip(decisions, odds, strict=True))
+
+
 def distinct_odds(kernel: Kernel) -> list[Callable[..., Float[Array, ""]]]:
     """The different log odds of a kernel's flips."""
     found: list[Any] = []
-    for update in kernel.updates():
-        if not any(same_odds(update.flip_odds, odds) for odds in found):
-            found.append(update.flip_odds)
+    for own in (odds for update in kernel.updates() for odds in odds_of(update)):
+        if not any(same_odds(own, odds) for odds in found):
+            found.append(own)
     return found
 
 

@@ -10,7 +10,36 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
+from .. import alternatives
+from ..alternatives import Transition
+from ..decisions import Decision
+from ..kernel import met
 from .estimator import Estimator
+
+
+def _num_ties(at: Transition, number: int, decision: Decision) -> Int[Array, ""] | int:
+    """The exact ties of a decision, if one of them, flipped, leads elsewhere: none if all lead
+    where the step led anyway, as the swap of two equal replicas does.
+    """
+    if decision.ties is None:
+        return 0
+    ties = decision.ties.ravel()
+
+    def elsewhere(candidate):
+        return ~met(alternatives.flipped_in(at, number, candidate), at.step.after)
+
+    if ties.size == 1:
+        matter = elsewhere(jnp.zeros((), int))
+    else:
+        # Ends at the first that leads elsewhere, and at once where there are no ties.
+        def look(carry):
+            left, _ = carry
+            first = jnp.argmax(left)
+            return left & (jnp.arange(ties.size) != first), elsewhere(first)
+
+        more = lambda carry: jnp.any(carry[0]) & ~carry[1]
+        _, matter = jax.lax.while_loop(more, look, (ties, jnp.zeros((), bool)))
+    return jnp.where(matter, jnp.sum(ties), 0)
 
 
 class Averages(eqx.Module):
@@ -66,9 +95,10 @@ class Score(Estimator):
 
     def advance(self, memory: Memory, at):
         score, ties, decisions = memory.score, memory.ties, memory.decisions
-        for decision in at.step.decisions:
+        for number, decision in enumerate(at.step.decisions):
             score = score + decision.score().astype(score.dtype)
-            ties, decisions = ties + decision.num_ties, decisions + decision.count
+            ties = ties + _num_ties(at, number, decision)
+            decisions = decisions + decision.count
         return Memory(score, ties, decisions), None
 
     def observe(self, memory: Memory, at):

@@ -254,6 +254,15 @@ class BlockGibbs(BlockUpdate):
         _parts.places(self.where, x, "BlockGibbs(where=...)")
         return jax.random.uniform(key, (num_steps, *block.shape))
 
+    def refuse_start(self, x):
+        block = np.asarray(self.where(x))
+        outside = ~np.isin(block, self.values)
+        if outside.any():
+            raise ValueError(
+                f"`BlockGibbs(values={self.values})` cannot start from {block[outside].flat[0]}:"
+                " start with each unit of the block at one of the two values."
+            )
+
     def decide(self, parameters: Parameters, state: State, noise) -> Bernoulli:
         log_odds = parameters.evaluate(self.logits, state.value)
         if jnp.shape(log_odds.primal) != noise.shape:
