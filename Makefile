@@ -12,7 +12,7 @@ QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitt
 # The files that have such tests: each worker imports every file that it is given.
 OPTIMISED = $(shell grep -rl mark.optimised --include='test_*.py' tests)
 
-.PHONY: install docs test-docs demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest
+.PHONY: install docs test-docs demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest test-latest-quick
 .PHONY: clean
 
 install: .venv/.installed
@@ -90,8 +90,17 @@ bench-quick: .venv/.bench
 	.venv-latest/bin/python -m pip install --quiet --upgrade --editable ".[test]"
 	touch $@
 
+LATEST_PYTEST = .venv-latest/bin/python -m pytest --numprocesses 2 --dist worksteal
+# Where a new JAX has gone wrong without a word: what is refused, what is continuous, and some of every combination.
+LATEST_FILES = tests/continuity tests/test_continuity.py tests/test_silent.py tests/sad/test_sad_silent.py \
+	$(shell find tests -name 'test_*refusals.py')
+
 test-latest: .venv-latest/.installed
-	.venv-latest/bin/python -m pytest --numprocesses 2 --dist worksteal
+	$(LATEST_PYTEST)
+
+test-latest-quick: .venv-latest/.installed
+	$(LATEST_PYTEST) $(LATEST_FILES)
+	$(if $(wildcard tests/covering),$(LATEST_PYTEST) tests/covering --part 1/6)
 
 clean:
 	rm -rf .venv .venv-latest

@@ -4,6 +4,7 @@ admitted, and `continuous` is believed.
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.stats as stats
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -25,6 +26,8 @@ from doors import (
     walk,
 )
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 import diffmh
 from diffmh import sad
@@ -181,6 +184,41 @@ def test_the_warning_is_in_the_report():
     density = lambda t, x: log_normal(t, x) + undecided(t, x)
     report = expect(lambda t, x: x, walk(density), 0.3).run(THETA, KEY)
     assert any("continuous(" in warning for warning in report.warnings)
+
+
+def test_theta_in_the_support_of_a_distribution_is_refused():
+    """`jnp.select` in JAX 0.12: an index, by `argmax` of comparisons."""
+    density = lambda t, x: stats.uniform.logpdf(x, t, 2.0) + t * x
+    assert in_core_density(density, 0.5).startswith("refused")
+    assert in_from_draws(0.5, log_density=density).startswith("refused")
+
+
+def _mystery():
+    """A primitive that nobody knows here; it computes sin."""
+    primitive = Primitive("mystery")
+    primitive.def_impl(np.sin)
+    primitive.def_abstract_eval(lambda kind: jax.core.ShapedArray(kind.shape, kind.dtype))
+    ad.defjvp(primitive, lambda tangent, x: jnp.cos(x) * tangent)
+    batching.defvectorized(primitive)
+    mlir.register_lowering(primitive, mlir.lower_fun(jnp.sin, multiple_results=False))
+    return primitive.bind
+
+
+mystery = _mystery()
+
+
+def test_an_unknown_primitive_that_theta_reaches_is_refused():
+    density = lambda t, x: log_normal(t, x) + mystery(x * t)
+    for said in (
+        in_core_density(density, 0.3),
+        in_core_f(lambda t, x: mystery(x * t), 0.3),
+        in_from_draws(0.3, f=lambda t, x: mystery(x * t)),
+        in_from_draws(0.3, log_density=density),
+        in_program(lambda t, k: mystery(uniform(k) * t)),
+    ):
+        assert said.startswith("refused") and "mystery" in said
+    of_data = lambda t, x, d: log_normal(t, x) * mystery(d)
+    assert in_core_density(of_data, 0.3, 0.2) == ADMITTED
 
 
 def in_all(function, x=0.3):

@@ -148,6 +148,13 @@ _CALLS = {
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
 }
+# Operations that newer JAX keeps whole, and that are defined by others: a binary search, a product of
+# many factors. One with a derivative of its own is not among them.
+_WHOLE = "call_hi_primitive"
+_DEFINED_BY_OTHERS = {
+    *("CheckpointName", "Einsum", "Frexp", "Ldexp", "Nonzero", "RematTraced", "Scan3"),
+    "SearchSorted",
+}
 # Calls of this name are vouched for (`diffmh.continuous`).
 VOUCHED = "diffmh_continuous"
 # The identity, of its first operands: it matters to `jax.vmap` alone (`batch_first`).
@@ -225,6 +232,10 @@ def _inline(
                 equations[begin:] = [(vouch(one), acts) for one, acts in equations[begin:]]
         elif name == BATCH_FIRST:
             outputs = inputs[: len(equation.outvars)]
+        elif _is_defined_by_others(equation):
+            function = functools.partial(equation.primitive.to_lojax, **equation.params)
+            inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
+            outputs = _inline(inner, calls, inputs, equations, _where(equation) or called_at)
         elif name in _OURS and calls is _RUN:
             function = functools.partial(_OURS[name], **equation.params)
             inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
@@ -338,6 +349,13 @@ def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
             *operands, **primitive.get_bind_params({**equation.params, **changed})
         )
     return tuple(outputs) if primitive.multiple_results else (outputs,)
+
+
+def _is_defined_by_others(equation: Any) -> bool:
+    """Whether an operation that JAX keeps whole can be replaced by what it is defined by."""
+    if equation.primitive.name != _WHOLE:
+        return False
+    return type(equation.params["_prim"]).__name__ in _DEFINED_BY_OTHERS
 
 
 def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:

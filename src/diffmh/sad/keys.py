@@ -56,14 +56,14 @@ class Sources:
     def result(self, equation: Equation, inputs: Sequence[Source], index: int) -> Source:
         loops = frozenset[int]().union(*(source.loops for source in inputs))
         numbers = tuple(source.number for source in inputs)
-        child = self._child(equation, numbers)
+        child = self._child(equation, numbers, index)
         if child is not None:
             return self.of(child, loops)
         made = self.of((equation.primitive, _described(equation), numbers, index), loops)
         self._made_by[made.number] = (equation, numbers)
         return made
 
-    def _child(self, equation: Equation, numbers: tuple[int, ...]) -> Any:
+    def _child(self, equation: Equation, numbers: tuple[int, ...], index: int) -> Any:
         """The i-th child of a key, of which threefry makes one alone: a split's i-th, whatever
         their number, and the key folded with i are the same.
         """
@@ -74,14 +74,24 @@ class Sources:
             if isinstance(which, Constant) and not np.ndim(which.value):
                 return ("child", numbers[0], int(which.value))
             return None
+        if equation.primitive == "unstack":
+            return self._of_split(numbers[0], index)
         taken = self._made_by.get(numbers[0]) if equation.primitive == "squeeze" else None
         part = compat.operation(taken[0]) if taken is not None else None
         if taken is None or not isinstance(part, operations.Slice) or len(part.starts) != 1:
             return None
-        split = self._made_by.get(taken[1][0])
-        if split is None or split[0].primitive != "random_split":
+        return self._of_split(taken[1][0], part.starts[0])
+
+    def _of_split(self, keys: int, index: int) -> Any:
+        """The i-th of a row of keys, if they are those of a split."""
+        split = self._made_by.get(keys)
+        if (
+            split is None
+            or split[0].primitive != "random_split"
+            or len(split[0].outputs[0].shape) != 1
+        ):
             return None
-        return ("child", split[1][0], part.starts[0])
+        return ("child", split[1][0], index)
 
 
 def _makes_children_alone(key: Variable) -> bool:
