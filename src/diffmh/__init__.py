@@ -4,6 +4,7 @@ from . import models as models
 from . import plots as plots
 from . import sad as sad
 from ._continuity import continuous as continuous
+from ._validate import Condition as Condition
 from ._validate import NotDifferentiable as NotDifferentiable
 from .adapt import adapt as adapt
 from .adapters import Posterior as Posterior

@@ -127,18 +127,21 @@ def _start(simulation: Simulation, theta, key, args):
         return jnp.stack(densities), flatten(simulation.f(theta, *places, *args))
 
     starts = simulation.starts(key)
-    return starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
+    conditions = simulation.kernel.conditions(theta, *args)
+    return conditions, starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
 
 
 def check_start(
     simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]
 ) -> None:
-    """Refuses a start where a log density or f is not finite, or that a proposal cannot move.
+    """Refuses parameters of the kernel that are out of their ranges, and a start where a log
+    density or f is not finite, or that a proposal cannot move.
     Under `jit` the values are not known: the result is NaN then.
     """
     if not _validate.concrete(simulation, theta, key, args):
         return
-    starts, densities, value = _start(simulation, theta, key, args)
+    conditions, starts, densities, value = _start(simulation, theta, key, args)
+    _validate.require(conditions)
     if not _validate.concrete(starts, densities, value):
         return  # They close over what is traced, or all happens within `jit`.
     state_of = lambda chain: jax.tree.map(lambda leaf: np.asarray(leaf)[..., chain], starts)

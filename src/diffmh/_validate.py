@@ -5,11 +5,14 @@ do.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, PyTree
 
 from ._lowering.compat import Tracer
 
@@ -36,6 +39,58 @@ class NotDifferentiable(TypeError):
 def concrete(*trees: Any) -> bool:
     """Whether the values are known now, rather than traced by `jit`, `grad` or `vmap`."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
+class Condition(eqx.Module):
+    """What must hold of a parameter: `holds`, for the `value` that came; `message` names the
+    argument and says what it must be.
+
+    Proposals and kernels state the ranges of their parameters by `conditions`. One that is known
+    not to hold raises, `"{message}, got {value}."`; one that does not hold under `jit` makes the
+    result NaN.
+
+    >>> import diffmh
+    >>> diffmh.Condition(2.0 > 0, 2.0, "`Walk(scale=...)` must be positive").holds
+    True
+    """
+
+    holds: bool | np.bool_ | Bool[Array | np.ndarray, "..."]
+    value: PyTree
+    message: str = eqx.field(static=True)
+
+
+def require(conditions: Iterable[Condition]) -> None:
+    """Raises `ValueError` for the first condition that is known not to hold."""
+    for condition in conditions:
+        if concrete(condition.holds) and not np.all(condition.holds):
+            raise ValueError(f"{condition.message}, got {condition.value}.")
+
+
+def numpy_of(array: Any) -> tuple[Any, Any]:
+    """The array, and the namespace to compute with it: NumPy's where its value is known, which
+    compiles nothing.
+    """
+    return (np.asarray(array), np) if concrete(array) else (array, jnp)
+
+
+def positive(value: Any, name: str) -> tuple[Condition, ...]:
+    """Every number is positive and finite."""
+    array, xp = numpy_of(value)
+    return (
+        Condition(xp.all(array > 0), value, f"`{name}` must be positive"),
+        Condition(xp.all(xp.isfinite(array)), value, f"`{name}` must be finite"),
+    )
+
+
+def probabilities(value: Any, name: str) -> tuple[Condition, ...]:
+    """Nothing is negative, and all along the last axis sum to one, to rounding."""
+    array, xp = numpy_of(value)
+    sums = xp.sum(array, axis=-1)
+    rows = "rows that sum" if array.ndim > 1 else "entries that sum"
+    return (
+        Condition(xp.all(array >= 0), value, f"`{name}` must have non-negative entries"),
+        Condition(xp.all(xp.abs(sums - 1.0) <= 1e-5), sums, f"`{name}` must have {rows} to one"),
+    )
 
 
 # Counters are of 32 bits.
@@ -116,6 +171,29 @@ def real_dtype(dtype: Any, what: str) -> None:
         f"{what} is {dtype}: it must be float32 or float64; convert it with `float(...)` or"
         " `.astype(float)`."
     )
+
+
+def real_array(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Array:
+    """A number, an array, or lists of numbers as an array of float32 or float64, of this shape if
+    one is given; integers become floats.
+    """
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"`{name}` must be a number or an array, got {value!r}.") from None
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        array = array.astype(float)
+    real_dtype(array.dtype, f"`{name}`")
+    if shape is not None and array.shape != shape:
+        wanted = "one number" if shape == () else f"of shape {shape}"
+        raise ValueError(f"`{name}` must be {wanted}, got shape {array.shape}.")
+    return array
+
+
+def real_arrays(tree: Any, name: str) -> Any:
+    """A pytree of numbers or arrays, as arrays: `real_array` of each."""
+    one = lambda path, leaf: real_array(leaf, name + jax.tree_util.keystr(path))
+    return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def theta(tree: Any) -> Any:

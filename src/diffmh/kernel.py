@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from . import _trees
+from . import _trees, _validate
 from .decisions import Acceptance, Bernoulli, Decision
 from .parameters import Parameters
 from .values import Value
@@ -86,6 +86,12 @@ class Kernel(eqx.Module):
     @abstractmethod
     def forgetful(self) -> Kernel:
         """The same kernel, remembering nothing in its state."""
+
+    def conditions(self, theta: PyTree, *args: Any) -> tuple[_validate.Condition, ...]:
+        """What must hold of its own parameters, such as a step size, and of those of its parts:
+        `Proposal.conditions`. Where one does not hold, a run raises, or returns NaN under `jit`.
+        """
+        return ()
 
 
 class Update(Kernel):

@@ -234,6 +234,9 @@ class MetropolisHastings(Update):
         other = _trees.select(step.decisions[-1].outcome, step.before, step.proposed)
         return without_tangents(State(other.x, other.cache))
 
+    def conditions(self, theta, *args):
+        return self.proposal_at(theta, *args).conditions()
+
     def refuse_start(self, x):
         if isinstance(self.proposal, Proposal):
             self.proposal.refuse_start(x)
