@@ -1,11 +1,12 @@
-"""Parameters out of their range: values of a proposal or a kernel that are fixed, functions of theta
-that is known, and functions of theta under `jit`.
+"""Parameters of proposals and kernels out of their range: fixed values, functions of a known theta,
+and functions of theta under `jit`.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from unbiasedness import assert_unbiased
 
 import diffmh
 
@@ -159,7 +160,9 @@ def test_run_sample_and_trace_refuse():
         lambda: diffmh.trace(kernel, 1.5, KEY, init=0.0, num_steps=3),
     )
     for call in calls:
-        with pytest.raises(ValueError, match=r"CrankNicolson\(beta=...\)` must be in \(0, 1\].*1.5"):
+        with pytest.raises(
+            ValueError, match=r"CrankNicolson\(beta=...\)` must be in \(0, 1\].*1.5"
+        ):
             call()
 
 
@@ -209,3 +212,34 @@ def test_derivative_off_the_simplex():
     matrix = jnp.array([[0.2, 0.8], [0.5, 0.5]])
     expected = jax.grad(lambda matrix: jnp.log(matrix[0, 1] / matrix[0].sum()))(matrix)
     np.testing.assert_allclose(jax.jit(jax.grad(log_prob))(matrix), expected, rtol=1e-5)
+
+
+ROOT = jnp.array([[1.0, 0.0], [0.6, 0.8]])
+TURN = jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda density: diffmh.Langevin(density, lambda theta: theta),
+        lambda density: diffmh.MetropolisHastings(
+            density, lambda theta: diffmh.CrankNicolson(0.7, theta)
+        ),
+    ],
+    ids=["Langevin", "Crank-Nicolson"],
+)
+def test_turning_the_noise_changes_nothing(make):
+    """`L exp(tA) z` with A antisymmetric has the law of `L z`, so the derivative along `L A`, above
+    the diagonal and below, is 0.
+    """
+    precision = jnp.array([[1.0, 0.4], [0.4, 1.5]])
+    mean = diffmh.expectation(
+        lambda theta, x: x[0] ** 2 + 2 * jnp.sin(x[1]) * x[0],
+        make(lambda theta, x: -0.5 * x @ precision @ x),
+        init=jnp.array([1.0, -1.0]),
+        num_samples=4,
+        num_chains=20_000,
+    )
+    along = lambda theta: mean.per_chain(theta, jax.random.key(2))
+    _, slope = jax.jvp(along, (ROOT,), (ROOT @ TURN,))
+    assert_unbiased(slope, 0.0)

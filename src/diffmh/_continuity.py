@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from . import _validate
 from ._bounds import decided
 from ._crossing import makes_no_jump
 from ._lowering import compat
 from ._lowering.program import Constant, Equation, Program, Variable, While
 from ._steps import EQUALITIES, ORDERS, STEPS, is_inexact, steps
+from ._validate import Checked
 
 _LOGIC = {
     "and",
@@ -48,7 +50,7 @@ class Jump(eqx.Module):
     certain: bool
 
 
-def continuous(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def continuous(function: Checked[Callable[..., PyTree]]) -> Callable[..., PyTree]:
     """Vouches that `function` is continuous, whatever comparisons it makes inside.
 
     Use it for parts of a density (or of a program of `diffmh.sad`) that step from one formula to
@@ -60,6 +62,8 @@ def continuous(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     >>> def log_density(theta, x):
     ...     return jnp.sum(diffmh.continuous(triangle_wave)(x - theta) - x**2)
     """
+
+    _validate.function(function, "continuous(function)", "function", "(*arrays) -> arrays")
 
     def vouched(*arguments):
         return function(*arguments)

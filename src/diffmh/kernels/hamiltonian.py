@@ -99,7 +99,7 @@ class Hamiltonian(Update):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(
                     f"`Hamiltonian` moves floats, but state{jax.tree_util.keystr(path)} is"
-                    f" {leaf.dtype}: start from a float."
+                    f" {leaf.dtype}: start from a float (`init`)."
                 )
         key_momentum, key_accept = jax.random.split(key)
         leaves, structure = jax.tree.flatten(x)

@@ -80,7 +80,7 @@ class Langevin(Kernel):
         self,
         log_density: Checked[Callable[..., Float[Array, ""]]],
         step: PyTree | Callable[[PyTree], PyTree],
-        coupling: Coupling | None = None,
+        coupling: Checked[Coupling] | None = None,
     ):
         _validate.function(
             log_density,

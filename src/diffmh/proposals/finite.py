@@ -60,7 +60,7 @@ class OtherState(FiniteProposal):
 
 class TransitionMatrix(FiniteProposal):
     """From state `i` propose `j` with probability `matrix[i, j]`; rows sum to one, zeros and
-    asymmetry are welcome.
+    asymmetry are welcome. The derivative by a matrix of theta is that of its normalised rows.
 
     Best coupled by `Maximal`.
 
@@ -74,7 +74,7 @@ class TransitionMatrix(FiniteProposal):
     matrix: Float[Array, "n n"]
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, matrix: Array):
+    def __init__(self, matrix: Checked[Array]):
         self.matrix = _validate.real_array(matrix, "TransitionMatrix(matrix=...)")
         shape = self.matrix.shape
         if self.matrix.ndim != 2 or shape[0] != shape[1] or shape[0] < 2:

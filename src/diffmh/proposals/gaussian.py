@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -52,9 +53,9 @@ class GaussianProposal(NoiseProposal):
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(
-                    f"`{name}` moves floats, but state{jax.tree_util.keystr(path)}"
-                    f" is {leaf.dtype}:"
-                    " start from a float, or move the real part alone with `On(where, ...)`."
+                    f"`{name}` moves floats, but state{jax.tree_util.keystr(path)} is"
+                    f" {leaf.dtype}: start from a float (`init`, or `x`), or move the real part"
+                    " alone with `On(where, ...)`."
                 )
 
     def conditions(self):
@@ -163,8 +164,8 @@ class GaussianWalk(GaussianProposal):
 
     `scale` is `L`: a positive number, a vector of positive numbers, a lower-triangular matrix with
     positive diagonal (`jnp.linalg.cholesky(covariance)`), or a pytree of positive scales like the
-    state, each a number or of its leaf's shape. Anything else is refused. Best coupled by
-    `MaximalReflection`.
+    state, each a number or of its leaf's shape. Anything else is refused; a function of theta that
+    leaves these ranges under `jit` makes the result NaN. Best coupled by `MaximalReflection`.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.GaussianWalk(2.38).sample(jax.random.key(0), jnp.zeros(3)).shape
@@ -202,7 +203,7 @@ class CrankNicolson(GaussianProposal):
     centre: PyTree
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, beta: ArrayLike, scale: PyTree = 1.0, centre: PyTree = 0.0):
+    def __init__(self, beta: Checked[ArrayLike], scale: PyTree = 1.0, centre: PyTree = 0.0):
         self.beta = _validate.real_array(beta, "CrankNicolson(beta=...)", shape=())
         prior = scale_array(scale, self.scale_name)
         _validate.require((*self._beta_in_range(), *scale_conditions(prior, self.scale_name)))
@@ -216,7 +217,8 @@ class CrankNicolson(GaussianProposal):
         return (_validate.Condition((beta > 0) & (beta <= 1), self.beta, name),)
 
     def conditions(self):
-        return (*self._beta_in_range(), *super().conditions())
+        centre = _validate.finite(self.centre, "CrankNicolson(centre=...)")
+        return (*self._beta_in_range(), *super().conditions(), *centre)
 
     def mean(self, x):
         keep = jnp.sqrt(1 - self.beta**2)
@@ -264,5 +266,4 @@ def scale_conditions(scale: PyTree, name: str) -> tuple[_validate.Condition, ...
         f"`{name}` must be lower-triangular with a positive diagonal"
         " (`jnp.linalg.cholesky(covariance)`)"
     )
-    finite = _validate.Condition(xp.all(xp.isfinite(matrix)), scale, f"`{name}` must be finite")
-    return _validate.Condition(triangular, scale, wanted), finite
+    return (_validate.Condition(triangular, scale, wanted), *_validate.finite(scale, name))

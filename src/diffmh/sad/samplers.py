@@ -55,15 +55,42 @@ class Sampler:
     1.0
     """
 
-    invert: Callable[..., Array]
-    flips: Callable[..., Sequence[tuple[Array, Array]]]
-    event_ndims: tuple[int, ...]
-    log_prob: Callable[..., Array] | None = None
-    mean: Callable[..., Array] | None = None
-    name: str = "a `sad.Sampler`"
+    invert: Checked[Callable[..., Array]]
+    flips: Checked[Callable[..., Sequence[tuple[Array, Array]]]]
+    event_ndims: Checked[tuple[int, ...]]
+    log_prob: Checked[Callable[..., Array]] | None = None
+    mean: Checked[Callable[..., Array]] | None = None
+    name: Checked[str] = "a `sad.Sampler`"
+
+    def __post_init__(self):
+        where = "sad.Sampler(invert, flips, event_ndims)"
+        _validate.function(self.invert, where, "invert", "invert(uniform, *parameters) -> value")
+        _validate.function(self.flips, where, "flips", "flips(value, parameters, tangents)")
+        for name in ("log_prob", "mean"):
+            if getattr(self, name) is not None:
+                _validate.function(getattr(self, name), where, name, f"{name}(...)")
+        if not isinstance(self.event_ndims, tuple):
+            raise TypeError(
+                "`sad.Sampler(event_ndims=...)` must be a tuple with a number of axes for each"
+                f" parameter, got {self.event_ndims!r}."
+            )
+        for count in self.event_ndims:
+            _validate.count(count, "sad.Sampler(event_ndims=...)", least=0)
+        _validate.text(self.name, "sad.Sampler(name=...)")
 
     def __call__(self, key: Checked[Key[Array, ""]], *parameters: ArrayLike) -> Array:
-        arrays = [jnp.asarray(parameter) for parameter in parameters]
+        if len(parameters) != len(self.event_ndims):
+            raise TypeError(
+                f"{self.name} has {len(self.event_ndims)} parameters by its `event_ndims`, got"
+                f" {len(parameters)}."
+            )
+        arrays = [
+            _validate.array_of(parameter, f"parameter {number} of {self.name}")
+            for number, parameter in enumerate(parameters)
+        ]
+        for number, array in enumerate(arrays):
+            if jnp.iscomplexobj(array):
+                _validate.real_dtype(array.dtype, f"parameter {number} of {self.name}")
         shape = jnp.broadcast_shapes(
             *(a.shape[: a.ndim - n] for a, n in zip(arrays, self.event_ndims, strict=True))
         )
@@ -477,18 +504,15 @@ def uniform_int(
     >>> int(sad.uniform_int(jax.random.key(0), 3, 4))
     3
     """
-    arrays = [jnp.asarray(bound) for bound in (low, high)]
-    for name, array in zip(("low", "high"), arrays, strict=True):
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise TypeError(f"`sad.uniform_int({name}=...)` must be an integer, got {array.dtype}.")
-    return _UNIFORM_INT(key, *arrays)
+    bounds = _integer(low, "uniform_int", "low"), _integer(high, "uniform_int", "high")
+    return _UNIFORM_INT(key, *bounds)
 
 
 def negative_binomial(
     key: Checked[Key[Array, ""]],
-    r: Int[ArrayLike, "..."],
+    r: Checked[Int[ArrayLike, "..."]],
     p: Checked[Float[ArrayLike, "..."]],
-    most: int,
+    most: Checked[int],
 ) -> Int[Array, "..."]:
     """The failures before the `r`-th success, trials of probability `p`: the sum of `r ≤ most`
     geometric draws less one each, flipped as they are.
@@ -498,7 +522,8 @@ def negative_binomial(
     >>> int(sad.negative_binomial(jax.random.key(0), 2, 1.0, most=3))
     0
     """
-    r, p = jnp.asarray(r), _real(p, "negative_binomial", "p")
+    r, p = _integer(r, "negative_binomial", "r"), _real(p, "negative_binomial", "p")
+    most = _validate.count(most, "sad.negative_binomial(most=...)")
     shape = jnp.broadcast_shapes(r.shape, p.shape)
     draws = geometric(key, jnp.broadcast_to(p, (most, *shape))) - 1
     counted = jnp.arange(most).reshape(-1, *(1,) * len(shape)) < jnp.broadcast_to(r, shape)[None]
@@ -519,11 +544,20 @@ def multinomial(
     Array([0, 5, 0], dtype=int32)
     """
     p = _real(probs, "multinomial", "probs")
+    if p.ndim == 0 or p.shape[-1] == 0:
+        raise ValueError(
+            f"`sad.multinomial(probs=...)` needs a last axis of categories, got {p.shape}."
+        )
+    n = _integer(n, "multinomial", "n")
+    if n.ndim >= p.ndim:
+        raise ValueError(
+            f"`sad.multinomial(n=...)` of shape {n.shape} does not fit {p.shape[:-1]}."
+        )
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
     # Where nothing is left nothing is drawn, whatever the share.
     some = jax.lax.stop_gradient(rest) > 0
     share = jnp.where(some, p / jnp.where(some, rest, 1.0), 0.0)
-    left = jnp.broadcast_to(jnp.asarray(n, jnp.int32), p.shape[:-1])
+    left = jnp.broadcast_to(n.astype(jnp.int32), p.shape[:-1])
     keys = jax.random.split(_validate.typed_key(key), p.shape[-1])
 
     def take(left, inputs):
@@ -551,17 +585,14 @@ def binomial(
     >>> int(sad.binomial(jax.random.key(0), 5, 1.0))
     5
     """
-    n = jnp.asarray(n)
-    if not jnp.issubdtype(n.dtype, jnp.integer):
-        raise TypeError(f"`sad.binomial(n=...)` must be an integer, got {n.dtype}.")
-    return _BINOMIAL(key, n, _real(p, "binomial", "p"))
+    return _BINOMIAL(key, _integer(n, "binomial", "n"), _real(p, "binomial", "p"))
 
 
 def poisson(
     key: Checked[Key[Array, ""]],
     rate: Checked[Float[ArrayLike, "..."]],
     *,
-    flips: str = "two-sided",
+    flips: Checked[str] = "two-sided",
 ) -> Int[Array, "..."]:
     """A Poisson draw of mean `rate`.
 
@@ -579,7 +610,10 @@ def poisson(
 
 
 def geometric(
-    key: Checked[Key[Array, ""]], p: Checked[Float[ArrayLike, "..."]], *, flips: str = "two-sided"
+    key: Checked[Key[Array, ""]],
+    p: Checked[Float[ArrayLike, "..."]],
+    *,
+    flips: Checked[str] = "two-sided",
 ) -> Int[Array, "..."]:
     """The number of trials up to the first success, 1, 2, …, as `jax.random.geometric`.
 
@@ -597,18 +631,20 @@ def geometric(
 
 def _flips(flips: str, where: str, two_sided: Sampler, one_sided: Sampler) -> Sampler:
     samplers = {"two-sided": two_sided, "one-sided": one_sided}
-    if flips not in samplers:
-        raise ValueError(
-            f"`sad.{where}(flips=...)` must be 'two-sided' or 'one-sided', got {flips!r}."
-        )
-    return samplers[flips]
+    return samplers[_validate.choice(flips, f"sad.{where}(flips=...)", samplers)]
 
 
 def _real(parameter: Any, where: str, name: str) -> Array:
-    array = (
-        jnp.asarray(parameter, float)
-        if isinstance(parameter, int | float)
-        else jnp.asarray(parameter)
-    )
-    _validate.real_dtype(array.dtype, f"`sad.{where}({name}=...)`")
+    what = f"`sad.{where}({name}=...)`"
+    if isinstance(parameter, int) and not isinstance(parameter, bool):
+        parameter = float(parameter)
+    array = _validate.array_of(parameter, what)
+    _validate.real_dtype(array.dtype, what)
+    return array
+
+
+def _integer(parameter: Any, where: str, name: str) -> Array:
+    array = _validate.array_of(parameter, f"`sad.{where}({name}=...)`")
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`sad.{where}({name}=...)` must be an integer, got {array.dtype}.")
     return array
