@@ -156,7 +156,7 @@ def test_chains_that_disagree_are_seen():
         (jnp.full((4, 100), jnp.nan), ValueError, "not finite"),
         (jnp.zeros((2, 5)), ValueError, "at least 16 draws"),
         ({}, TypeError, "no arrays"),
-        ("draws.nc", TypeError, "numbers"),
+        ("draws.nc", TypeError, "draws.nc.*not an array"),
     ],
 )
 def test_refusals(draws, error, message):

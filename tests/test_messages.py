@@ -96,3 +96,94 @@ def test_where_a_stopped_gradient_helps():
         jax.grad(lambda s: closing(s, within=True)(0.5, KEY))(1.0)
     outside = lambda s: closing(jax.lax.stop_gradient(s), within=False)(s, KEY)
     assert np.isfinite(jax.grad(outside)(1.0))
+
+
+DRAWS = {"x": jax.random.normal(KEY, (4, 20))}
+
+
+def log_normal_draws(theta, x):
+    return -0.5 * (x["x"] - theta) ** 2
+
+
+def controlled(g):
+    mean = mean_of(
+        lambda theta, x: x + 0.0 * theta, estimator=diffmh.StochasticDerivative(control=g)
+    )
+    return lambda: jax.grad(mean)(0.5, KEY)
+
+
+def complex_odds():
+    kernel = diffmh.BlockGibbs(
+        lambda theta, x: (theta + 1j) * jnp.ones(2), lambda x: x, lambda theta, x: theta * x.sum()
+    )
+    return diffmh.expectation(
+        lambda theta, x: 1.0 * x.sum(), kernel, init=jnp.zeros(2, int), num_samples=3, num_chains=2
+    )(0.5, KEY)
+
+
+class ComplexWalk(diffmh.Proposal):
+    symmetric: bool = False
+
+    def sample(self, key, x):
+        return x + jax.random.normal(key)
+
+    def log_prob(self, x, x_new):
+        return 1j * (x - x_new)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: diffmh.compose(
+                lambda theta, a: jnp.exp(1j * a), mean_of(lambda theta, x: x)
+            ).run(0.5, KEY),
+            "`phi` of `compose",
+        ),
+        (
+            lambda: diffmh.from_draws(
+                lambda theta, x: jnp.exp(1j * x["x"]), log_normal_draws, DRAWS
+            ).run(0.5),
+            "`f` returns is complex",
+        ),
+        (
+            lambda: diffmh.from_draws(
+                lambda theta, x: x["x"], lambda theta, x: 1j * log_normal_draws(theta, x), DRAWS
+            ).run(0.5),
+            "`log_density` returns is complex",
+        ),
+        (
+            lambda: diffmh.from_draws(
+                lambda theta, x: x["x"].real, log_normal_draws, {"x": 1j * DRAWS["x"]}
+            ),
+            r"draws=...\)`\['x'\] is complex",
+        ),
+        (lambda: diffmh.CrankNicolson(0.5, centre=1j), r"CrankNicolson\(centre=...\)` is complex"),
+        (lambda: diffmh.Score(baseline=1j), r"Score\(baseline=...\)` is complex"),
+        (controlled(lambda theta, x: 1j * x), r"control=...\)` returns is complex"),
+        (complex_odds, r"BlockGibbs\(logits=...\)` returns is complex"),
+        (
+            lambda: diffmh.optimise(
+                lambda theta, key: 1j * theta, 0.5, KEY, optimizer=optax.sgd(0.1), num_iterations=1
+            ),
+            "`objective` of `optimise` returns is complex",
+        ),
+        (
+            lambda: diffmh.expectation(
+                lambda theta, x: x,
+                diffmh.MetropolisHastings(gaussian.log_density, ComplexWalk()),
+                init=0.0,
+                num_samples=3,
+            )(0.5, KEY),
+            "ComplexWalk.log_prob` returns is complex",
+        ),
+    ],
+)
+def test_imaginary_parts_are_not_dropped(call, words):
+    with pytest.raises(TypeError, match=f"{words}.*must be real"):
+        call()
+
+
+def test_a_control_of_another_form():
+    with pytest.raises(ValueError, match=r"control=...\)` must return .* of 1 numbers, got 3"):
+        controlled(lambda theta, x: jnp.zeros(3))()

@@ -3,13 +3,14 @@
 from . import models as models
 from . import plots as plots
 from . import sad as sad
-from .analysis import continuous as continuous
+from ._validate import Condition as Condition
 from ._validate import NotDifferentiable as NotDifferentiable
 from .adapt import adapt as adapt
 from .adapters import Posterior as Posterior
 from .adapters import as_blackjax as as_blackjax
 from .adapters import from_numpyro as from_numpyro
 from .adapters import from_pymc as from_pymc
+from .analysis import continuous as continuous
 from .alternatives import Transition as Transition
 from .check import check as check
 from .checkpoint import Checkpoint as Checkpoint

@@ -89,7 +89,7 @@ def admit(
         refuse_lost_derivatives(simulation.kernel, theta, x, args)
     places = (x, x) if simulation.lag else (x,)
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
-    value = _check_observable(jax.eval_shape(f, theta, places))
+    value = check_observable(jax.eval_shape(f, theta, places))
     f_depends_on_theta = compat.depends_on(f, theta, places)
     depends = f_depends_on_theta or moves_with_theta(simulation.kernel)
     if not depends and not _density_depends_on_theta(simulation, theta, x, args):
@@ -129,22 +129,25 @@ def _start(simulation: Simulation, theta, key, args):
     def one(x):
         places = (x, x) if simulation.lag else (x,)
         updates = simulation.kernel.updates()
-        densities = [update.log_density(theta, x, *args) for update in updates]
+        densities = [_scalar(update.log_density(theta, x, *args), theta, x) for update in updates]
         return jnp.stack(densities), flatten(simulation.f(theta, *places, *args))
 
     starts = simulation.starts(key)
-    return starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
+    conditions = simulation.kernel.conditions(theta, *args)
+    return conditions, starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
 
 
 def check_start(
     simulation: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]
 ) -> None:
-    """Refuses a start where a log density or f is not finite, or that a proposal cannot move.
+    """Refuses parameters of the kernel that are out of their ranges, and a start where a log
+    density or f is not finite, or that a proposal cannot move.
     Under `jit` the values are not known: the result is NaN then.
     """
     if not _validate.concrete(simulation, theta, key, args):
         return
-    starts, densities, value = _start(simulation, theta, key, args)
+    conditions, starts, densities, value = _start(simulation, theta, key, args)
+    _validate.require(conditions)
     if not _validate.concrete(starts, densities, value):
         return  # They close over what is traced, or all happens within `jit`.
     state_of = lambda chain: jax.tree.map(lambda leaf: np.asarray(leaf)[..., chain], starts)
@@ -208,17 +211,22 @@ def _check_scalars(simulation, theta, x, args) -> None:
         def evaluate(theta, x, update=update):
             return _validate.numbers(update.log_density(theta, x, *args), "`log_density`")
 
-        density = jax.eval_shape(evaluate, theta, x)
-        if not hasattr(density, "shape") or density.shape != ():
-            found = getattr(density, "shape", density)
-            raise TypeError(
-                f"`log_density` must return a scalar, got shape {found}: add the terms up with"
-                " `jnp.sum`."
-            )
+        density = _scalar(jax.eval_shape(evaluate, theta, x), theta, x)
         _validate.real_dtype(density.dtype, "what `log_density` returns")
 
 
-def _check_observable(value: PyTree) -> PyTree:
+def _scalar(density: Any, theta: PyTree, x: PyTree) -> Any:
+    found = getattr(density, "shape", () if isinstance(density, int | float) else density)
+    if found != ():
+        raise TypeError(
+            f"`log_density` must return a scalar, got shape {found} for `theta` of shape"
+            f" {_trees.shapes(theta)} and a state (`init`) of shape {_trees.shapes(x)}: add the"
+            " terms up with `jnp.sum`."
+        )
+    return density
+
+
+def check_observable(value: PyTree) -> PyTree:
     leaves = jax.tree_util.tree_leaves_with_path(value)
     if not leaves:
         raise TypeError(f"`f` must return numbers, got {value!r}.")

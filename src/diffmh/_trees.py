@@ -57,3 +57,8 @@ def entry(rows: Array, index: Array) -> Array:
     """`rows[index]`, without a gather, which is slow where each chain has an index of its own."""
     here = jnp.expand_dims(jnp.arange(rows.shape[0]) == index, range(1, rows.ndim))
     return jnp.sum(jnp.where(here, rows, jnp.zeros((), rows.dtype)), axis=0)
+
+
+def shapes(tree: PyTree) -> PyTree:
+    """The shape of each leaf, for messages."""
+    return jax.tree.map(jnp.shape, tree)

@@ -4,12 +4,16 @@ do.
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, PyTree
 
 from ._lowering.compat import Tracer
 
@@ -36,6 +40,68 @@ class NotDifferentiable(TypeError):
 def concrete(*trees: Any) -> bool:
     """Whether the values are known now, rather than traced by `jit`, `grad` or `vmap`."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
+class Condition(eqx.Module):
+    """What must hold of a parameter: `holds`, for the `value` that came; `message` names the
+    argument and says what it must be.
+
+    Proposals and kernels state the ranges of their parameters by `conditions`. One that is known
+    not to hold raises, `"{message}, got {value}."`; one that does not hold under `jit` makes the
+    result NaN.
+
+    >>> import diffmh
+    >>> diffmh.Condition(2.0 > 0, 2.0, "`Walk(scale=...)` must be positive").holds
+    True
+    """
+
+    holds: bool | np.bool_ | Bool[Array | np.ndarray, "..."]
+    value: PyTree
+    message: str = eqx.field(static=True)
+
+
+def require(conditions: Iterable[Condition]) -> None:
+    """Raises `ValueError` for the first condition that is known not to hold."""
+    for condition in conditions:
+        if concrete(condition.holds) and not np.all(condition.holds):
+            raise ValueError(f"{condition.message}, got {condition.value}.")
+
+
+def numpy_of(array: Any) -> tuple[Any, Any]:
+    """The array, and the namespace to compute with it: NumPy's where its value is known, which
+    compiles nothing.
+    """
+    return (np.asarray(array), np) if concrete(array) else (array, jnp)
+
+
+def positive(value: Any, name: str) -> tuple[Condition, ...]:
+    """Every number is positive and finite."""
+    array, xp = numpy_of(value)
+    return (
+        Condition(xp.all(array > 0), value, f"`{name}` must be positive"),
+        *finite(value, name),
+    )
+
+
+def finite(tree: PyTree, name: str) -> tuple[Condition, ...]:
+    """Every number of a pytree."""
+
+    def one(leaf):
+        array, xp = numpy_of(leaf)
+        return Condition(xp.all(xp.isfinite(array)), leaf, f"`{name}` must be finite")
+
+    return tuple(map(one, jax.tree.leaves(tree)))
+
+
+def probabilities(value: Any, name: str) -> tuple[Condition, ...]:
+    """Nothing is negative, and all along the last axis sum to one, to rounding."""
+    array, xp = numpy_of(value)
+    sums = xp.sum(array, axis=-1)
+    rows = "rows that sum" if array.ndim > 1 else "entries that sum"
+    return (
+        Condition(xp.all(array >= 0), value, f"`{name}` must have non-negative entries"),
+        Condition(xp.all(xp.abs(sums - 1.0) <= 1e-5), sums, f"`{name}` must have {rows} to one"),
+    )
 
 
 # Counters are of 32 bits.
@@ -65,6 +131,46 @@ def count(value: Any, name: str, least: int = 1) -> int:
             " several runs with keys of their own."
         )
     return number
+
+
+def number(
+    value: Any, name: str, above: float = -math.inf, below: float = math.inf, least: bool = False
+) -> float:
+    """A finite number between `above` and `below`; or `above` itself, if that is the `least`."""
+    if not concrete(value):
+        raise TypeError(f"`{name}` must be known, got {value}: it cannot be traced by `jit`.")
+    found = np.asarray(value) if isinstance(value, np.generic | np.ndarray | jax.Array) else None
+    if found is not None and found.shape == () and found.dtype.kind in "iuf":
+        value = found.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a number, got {value!r}.")
+    if not (above < value < below or (least and value == above)):
+        between = f"between {above:g} and {below:g}"
+        wanted = "positive and finite" if (above, below) == (0, math.inf) else between
+        raise ValueError(f"`{name}` must be {'0 or ' * least}{wanted}, got {value}.")
+    return float(value)
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+    return bool(value)
+
+
+def choice(value: Any, name: str, among: Iterable[str]) -> str:
+    """One of some words."""
+    words = tuple(among)
+    if not isinstance(value, str) or value not in words:
+        listed = ", ".join(map(repr, words[:-1])) + f" or {words[-1]!r}"
+        raise ValueError(f"`{name}` must be {listed}, got {value!r}.")
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a string, got {value!r}.")
+    return value
 
 
 def instance(value: Any, kind: type, where: str, name: str) -> Any:
@@ -118,10 +224,42 @@ def real_dtype(dtype: Any, what: str) -> None:
     )
 
 
+def array_of(value: Any, what: str) -> Array:
+    """A number, an array, or lists of numbers as an array."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{what} must be a number or an array, got {value!r}.") from None
+
+
+def real_array(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Array:
+    """A number, an array, or lists of numbers as an array of float32 or float64, of this shape if
+    one is given; integers become floats.
+    """
+    array = array_of(value, f"`{name}`")
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        array = array.astype(float)
+    real_dtype(array.dtype, f"`{name}`")
+    if not array.size:
+        raise ValueError(f"`{name}` must have numbers in it, got shape {array.shape}.")
+    if shape is not None and array.shape != shape:
+        wanted = "one number" if shape == () else f"of shape {shape}"
+        raise ValueError(f"`{name}` must be {wanted}, got shape {array.shape}.")
+    return array
+
+
+def real_arrays(tree: Any, name: str) -> Any:
+    """A pytree of numbers or arrays, as arrays: `real_array` of each."""
+    if not jax.tree.leaves(tree):
+        raise TypeError(f"`{name}` must be a number, an array or a pytree of them, got {tree!r}.")
+    one = lambda path, leaf: real_array(leaf, name + jax.tree_util.keystr(path))
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
 def theta(tree: Any) -> Any:
     """A pytree of float32 or float64 arrays, finite as far as can be seen."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    if not leaves:
+    if not any(0 not in getattr(leaf, "shape", ()) for _, leaf in leaves):
         raise TypeError(
             f"`theta` has no parameters, got {tree!r}: pass a number, an array or a pytree of"
             " arrays."
@@ -134,9 +272,7 @@ def theta(tree: Any) -> Any:
                 " (`equinox.partition(model, equinox.is_array)`)"
                 " and close over the rest."
             )
-        real_dtype(
-            jnp.result_type(leaf) if not isinstance(leaf, float) else jnp.result_type(float), where
-        )
+        real_dtype(array_of(leaf, where).dtype, where)
         if concrete(leaf) and not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"{where} is not finite, got {leaf}: the density is undefined there.")
     return tree
@@ -157,7 +293,8 @@ def state(tree: Any, what: str) -> Any:
             raise ValueError(
                 f"{where} is empty, of shape {jnp.shape(leaf)}: leave it out of the state."
             )
-        dtype = jnp.result_type(leaf)
+        shaped = isinstance(leaf, jax.ShapeDtypeStruct)
+        dtype = leaf.dtype if shaped else array_of(leaf, where).dtype
         if not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
             real_dtype(dtype, where)
     return tree

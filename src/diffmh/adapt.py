@@ -125,12 +125,19 @@ def adapt(
     >>> bool(150 < adapted.proposal.scale[0] < 350)                             # about 240
     True
     """
+    _validate.instance(kernel, Kernel, "adapt(kernel, theta, key, ...)", "kernel")
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
+    if not _validate.concrete(kernel, theta, key, args):
+        raise TypeError(
+            "`adapt` looks at its chains and cannot be traced: call it outside of `jit`, `grad` and"
+            " `vmap`, and use the kernel that it returns there."
+        )
     num_chains = _validate.count(num_chains, "adapt(num_chains=...)", least=2)
     length = _validate.count(num_steps, "adapt(num_steps=...)", least=20 * _WINDOWS) // _WINDOWS
     key_start, key = jax.random.split(key)
-    draw = init if callable(init) else lambda key: _validate.state(init, "`init`")
-    states = jax.vmap(lambda key: _trees.strong(draw(key)))(jax.random.split(key_start, num_chains))
+    draw = init if callable(init) else lambda key: init
+    start = lambda key: _trees.strong(_validate.state(draw(key), "`init`"))
+    states = jax.vmap(start)(jax.random.split(key_start, num_chains))
     one, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], states))
     family = _family(kernel, unravel)
     _refuse_starts(kernel, theta, states, args)
@@ -151,7 +158,8 @@ def _refuse_starts(kernel: Kernel, theta: PyTree, states: PyTree, args: tuple[An
     if found.ndim != 1:
         raise TypeError(
             "`adapt(kernel, ...)`: `log_density` must return a scalar, got shape"
-            f" {found.shape[1:]}: add the terms up with `jnp.sum`."
+            f" {found.shape[1:]} for `theta` of shape {_trees.shapes(theta)} and this `init`: add"
+            " the terms up with `jnp.sum`."
         )
     if not jnp.all(jnp.isfinite(found)):
         raise ValueError(

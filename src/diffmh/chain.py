@@ -59,7 +59,9 @@ class Stepper(eqx.Module):
         return Parameters(self.theta, self.args, rounding.never(key, (2,)), differentiate)
 
     def start(self, parameters: Parameters, x: PyTree) -> tuple[Chain, Bool[Array, ""]]:
-        """One chain at its start, and whether it may be run: its log densities are finite."""
+        """One chain at its start, and whether it may be run: its log densities are finite, and the
+        kernel's parameters are in their ranges.
+        """
         simulation = self.simulation
         kernel, lag, for_steps = simulation.kernel, simulation.lag, self._for_steps(parameters)
         tangent = None
@@ -76,7 +78,9 @@ class Stepper(eqx.Module):
             past = Value(_trees.repeat(x, lag), jax.tree.map(jax.vmap(stack), tangent))
         at = self._observation(parameters, state, past)
         densities = [update.log_density(self.theta, x, *self.args) for update in kernel.updates()]
-        startable = jnp.all(jnp.isfinite(jnp.stack(densities)))
+        conditions = kernel.conditions(self.theta, *self.args)
+        in_range = [jnp.all(condition.holds) for condition in conditions]
+        startable = jnp.all(jnp.stack([*map(jnp.isfinite, densities), *in_range]))
         return Chain(state, past, simulation.estimator.start(at)), startable
 
     def _for_steps(self, parameters: Parameters) -> Parameters:

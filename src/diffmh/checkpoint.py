@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from . import _validate
 from ._files import flush_directory, local_path, new_file
 from ._lowering.compat import constants_and_callbacks
 from ._sharding import Hosts
@@ -48,13 +49,20 @@ class Checkpoint(eqx.Module):
     Checkpoint(directory='run', seconds=10)
     """
 
-    directory: str = eqx.field(converter=lambda path: os.fspath(path))
-    seconds: float | int = 60.0
+    directory: str = eqx.field(converter=lambda path: _path(path))
+    seconds: Checked[float] = 60.0
 
     def __check_init__(self):
         local_path(self.directory, "checkpoint=...")
-        if not self.seconds >= 0:
-            raise ValueError(f"`Checkpoint(seconds=...)` must be at least 0, got {self.seconds}.")
+        _validate.number(self.seconds, "Checkpoint(seconds=...)", above=0, least=True)
+
+
+def _path(given: Any) -> str:
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(
+            f"`Checkpoint(directory=...)` must be the path of a directory, got {given!r}."
+        )
+    return os.fspath(given)
 
 
 def checkpoint_of(given: Checked[Checkpoint | str | os.PathLike] | None) -> Checkpoint | None:

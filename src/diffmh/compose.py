@@ -195,4 +195,5 @@ def _checked(value: PyTree) -> PyTree:
                 " derivative would be zero: let `f` of the expectation be the indicator or the"
                 " count, whose mean is smooth in theta."
             )
+        _validate.real_dtype(jnp.result_type(leaf), "what `phi` of `compose(phi, ...)` returns")
     return value

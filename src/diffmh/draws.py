@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from . import _trees, _validate
-from ._admission import Unflatten, refuse_jumps
+from ._admission import Unflatten, check_observable, refuse_jumps
 from ._differentiable import not_differentiable
 from ._lowering import compat
 from ._validate import Checked
@@ -57,8 +57,8 @@ class FromDraws(eqx.Module):
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), self.draws
         )
         f = lambda theta, x: _validate.numbers(self.f(theta, x, *args), "`f`")
-        form = jax.eval_shape(f, theta, one)
-        _refuse_unless_scalar(jax.eval_shape(self.log_density, theta, one, *args))
+        form = check_observable(jax.eval_shape(f, theta, one))
+        _refuse_unless_scalar(jax.eval_shape(self.log_density, theta, one, *args), theta)
         density = lambda theta, x: self.log_density(theta, x, *args)
         refuse_jumps(moving_jumps(density, theta, one), "log_density", moves=False)
         refuse_jumps(moving_jumps(f, theta, one), "f", moves=False)
@@ -115,10 +115,12 @@ def from_draws(
     _validate.function(f, where, "f", "f(theta, x, *args) -> pytree of real arrays")
     _validate.function(log_density, where, "log_density", "log_density(theta, x, *args) -> scalar")
     arrays = _arrays(draws)
+    _refuse_unless_draws(arrays)
     if state is not None:
         _validate.function(state, where, "state", "state(x) -> what f and log_density expect")
-        arrays = jax.vmap(jax.vmap(state))(arrays)
-    _refuse_unless_draws(arrays)
+        each = lambda x: _validate.state(state(x), "what `from_draws(state=...)` returns")
+        arrays = jax.vmap(jax.vmap(each))(arrays)
+        _refuse_unless_draws(arrays)
     return FromDraws(f, log_density, arrays)
 
 
@@ -139,13 +141,11 @@ def _arrays(draws: Any) -> PyTree:
                 )
             named[str(name)] = np.asarray(variable.transpose("chain", "draw", ...))
         return _trees.strong(named)
-    return _trees.strong(_validate.numbers(posterior, "`from_draws(draws=...)`"))
+    return _trees.strong(_validate.state(posterior, "`from_draws(draws=...)`"))
 
 
 def _refuse_unless_draws(arrays: PyTree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    if not leaves:
-        raise TypeError("`from_draws(draws=...)` holds no arrays.")
     shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
     if len({shape[:2] for shape in shapes.values()}) > 1 or len(leaves[0][1].shape) < 2:
         raise ValueError(
@@ -165,12 +165,13 @@ def _refuse_unless_draws(arrays: PyTree) -> None:
             )
 
 
-def _refuse_unless_scalar(density: Any) -> None:
+def _refuse_unless_scalar(density: Any, theta: PyTree) -> None:
     if getattr(density, "shape", None) != ():
         raise TypeError(
-            f"`log_density` must return a scalar, got shape {getattr(density, 'shape', density)}:"
-            " add the terms up with `jnp.sum`."
+            f"`log_density` must return a scalar, got shape {getattr(density, 'shape', density)}"
+            f" for `theta` of shape {_trees.shapes(theta)}: add the terms up with `jnp.sum`."
         )
+    _validate.real_dtype(density.dtype, "what `log_density` returns")
 
 
 def _shape(draws: PyTree) -> tuple[int, int]:

@@ -117,10 +117,10 @@ class Differentiable(ABC):
         theta: PyTree,
         key: Checked[Key[Array, ""]] | None = None,
         *args: Any,
-        progress: bool = False,
+        progress: Checked[bool] = False,
         until: Checked[float | Until] | None = None,
         checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
-        compare: bool = False,
+        compare: Checked[bool] = False,
     ) -> Report:
         """Value and gradient, each with its standard error over the chains, and diagnostics.
 
@@ -141,6 +141,8 @@ class Differentiable(ABC):
                 " 1."
             )
         until, place = until_of(until), checkpoint_of(checkpoint)
+        progress = _validate.flag(progress, "run(progress=...)")
+        compare = _validate.flag(compare, "run(compare=...)")
         if not _validate.concrete(theta, key, args):
             raise TypeError(
                 "`.run` makes a report for people and cannot be traced: call the expectation itself"

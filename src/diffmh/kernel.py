@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from . import _trees, _validate
+from ._validate import Checked
 from .decisions import Acceptance, Bernoulli, Decision
 from .parameters import Parameters
 from .values import Value
@@ -87,6 +88,12 @@ class Kernel(eqx.Module):
     @abstractmethod
     def forgetful(self) -> Kernel:
         """The same kernel, remembering nothing in its state."""
+
+    def conditions(self, theta: PyTree, *args: Any) -> tuple[_validate.Condition, ...]:
+        """What must hold of its own parameters, such as a step size, and of those of its parts:
+        `Proposal.conditions`. Where one does not hold, a run raises, or returns NaN under `jit`.
+        """
+        return ()
 
 
 class Update(Kernel):
@@ -324,7 +331,11 @@ class DensityOdds(eqx.Module):
     6.0
     """
 
-    density: Callable[..., float | Float[Array, ""]]
+    density: Checked[Callable[..., float | Float[Array, ""]]]
+
+    def __check_init__(self):
+        signature = "density(theta, x, *args) -> scalar"
+        _validate.function(self.density, "DensityOdds(density)", "density", signature)
 
     def __call__(self, theta: PyTree, x: PyTree, y: PyTree, *args: Any) -> float | Float[Array, ""]:
         return self.density(theta, y, *args) - self.density(theta, x, *args)

@@ -70,11 +70,11 @@ def optimise(
     *args: Any,
     optimizer: Any,
     num_iterations: Checked[int],
-    maximise: bool = False,
-    average_from: float | int = 0.5,
-    progress: bool | Callable[[range], Iterable[int]] | None = None,
+    maximise: Checked[bool] = False,
+    average_from: Checked[float] = 0.5,
+    progress: Checked[bool | Callable[[range], Iterable[int]]] | None = None,
     checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
-    name: str = "optimise",
+    name: Checked[str] = "optimise",
 ) -> Ascent:
     """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new
     key for each.
@@ -115,10 +115,13 @@ def optimise(
         objective, "optimise(objective, ...)", "objective", "objective(theta, key, *args)"
     )
     num_iterations = _validate.count(num_iterations, "optimise(num_iterations=...)")
-    if not 0 <= average_from < 1:
-        raise ValueError(
-            f"`optimise(average_from=...)` must be at least 0 and below 1, got {average_from}."
-        )
+    average_from = _validate.number(
+        average_from, "optimise(average_from=...)", above=0, below=1, least=True
+    )
+    maximise = _validate.flag(maximise, "optimise(maximise=...)")
+    _validate.text(name, "optimise(name=...)")
+    if progress is not None and not callable(progress):
+        progress = _validate.flag(progress, "optimise(progress=...)")
     _refuse_unless_optimizer(optimizer)
     theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
     place = checkpoint_of(checkpoint)
@@ -285,6 +288,9 @@ def _plain(objective, theta, key, args) -> _Evaluation:
 
 
 def _refuse_unless_scalar(value):
+    for leaf in jax.tree.leaves(value):
+        if hasattr(leaf, "dtype"):
+            _validate.real_dtype(leaf.dtype, "what `objective` of `optimise` returns")
     if getattr(value, "shape", None) != ():
         form = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), value)
         raise ValueError(

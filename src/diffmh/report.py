@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from . import _display
+from . import _display, _validate
 from .analysis import Jump
 from ._display import number_with_error
 from ._validate import Checked
@@ -99,8 +99,7 @@ class Report(eqx.Module):
         >>> bool(gradient[0] < 1 < gradient[1])
         True
         """
-        if not 0 < level < 1:
-            raise ValueError(f"`interval(level)` must lie between 0 and 1, got {level}.")
+        level = _validate.number(level, "Report.interval(level=...)", above=0, below=1)
 
         def both(mean, error, skewness, kurtosis):
             mean, error = np.asarray(mean, float), np.asarray(error, float)

@@ -70,7 +70,7 @@ def sample(
     burn_in: Checked[int] = 0,
     thin: Checked[int] = 1,
     block_size: Checked[int] | None = None,
-    progress: bool = False,
+    progress: Checked[bool] = False,
     checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
     mesh: Checked[Mesh] | None = None,
 ) -> DataTree:
@@ -112,6 +112,7 @@ def sample(
     walk = _walk_of(kernel, theta, key, args, init, num_samples, count, burn_in, thin, shared)
     if block_size is not None:
         block_size = _validate.count(block_size, "sample(block_size=...)")
+    progress = _validate.flag(progress, "sample(progress=...)")
     place, hosts = checkpoint_of(checkpoint), Hosts(shared)
     if place is not None and hosts.several:
         raise ValueError(

@@ -76,11 +76,11 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def sensitivity(
     posterior: Checked[Posterior],
-    f: Callable[[dict, dict], PyTree],
+    f: Checked[Callable[[dict, dict], PyTree]],
     key: Checked[Key[Array, ""]] | None = None,
     *,
     draws: Any = None,
-    kernel: Callable[[Callable[..., Array]], Kernel] | None = None,
+    kernel: Checked[Callable[[Callable[..., Array]], Kernel]] | None = None,
     level: Checked[float] = 0.95,
     **options: Any,
 ) -> Sensitivity:
@@ -120,7 +120,12 @@ def sensitivity(
     >>> row.low < 2 / 3 < row.high                       # E = 3 / (2 + scale⁻²)
     True
     """
-    _validate.instance(posterior, Posterior, "sensitivity(posterior, f, ...)", "posterior")
+    where = "sensitivity(posterior, f, ...)"
+    _validate.instance(posterior, Posterior, where, "posterior")
+    _validate.function(f, where, "f", "f(theta, sites) -> pytree of quantities")
+    level = _validate.number(level, "sensitivity(level=...)", above=0, below=1)
+    if kernel is not None:
+        _validate.function(kernel, where, "kernel", "kernel(log_density) -> Kernel")
     if (key is None) == (draws is None):
         raise ValueError(
             "`sensitivity` takes a `key` for fresh chains, or `draws` that are there already."

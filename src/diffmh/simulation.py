@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 
-from . import _trees
+from . import _trees, _validate
 from .counts import Silent, Watch
 from .estimators import Backward, Births, Estimator, Forward, ValueOnly
 from .intervals import Stretches
@@ -61,7 +61,7 @@ class Simulation(eqx.Module):
         """The start state of each chain, chains last."""
         if callable(self.init):
             keys = self.chain_keys(key)[:, 0]
-            return jax.vmap(lambda key: _trees.strong(self.init(key)), out_axes=-1)(keys)
+            return jax.vmap(lambda key: _trees.strong(_state(self.init(key))), out_axes=-1)(keys)
         last = lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, self.num_chains))
         return jax.tree.map(last, _trees.strong(self.init))
 
@@ -83,6 +83,10 @@ class Simulation(eqx.Module):
         if not (self.f_depends_on_theta or moves):
             parameters = parameters.value_only()
         return parameters.evaluate(lambda *operands: flatten(self.f(*operands)), *places)
+
+
+def _state(made: PyTree) -> PyTree:
+    return _validate.state(made, "what `init(key)` returns")
 
 
 def nothing(theta, x, *args) -> float:

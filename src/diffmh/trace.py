@@ -142,13 +142,17 @@ def _follow(simulation: Simulation, theta, key, args) -> Trace:
 
         return jax.lax.scan(step, chain, jax.tree.map(lambda leaf: leaf[..., 0], noise))
 
-    chain = only(loop.start().chains)
+    start = loop.start()
+    chain = only(start.chains)
     _, blocks = jax.lax.scan(block, chain, jnp.arange(loop.num_blocks))
     joined = jax.tree.map(
         lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: simulation.num_samples], blocks
     )
     primal, alternative, weight, record, alive = joined
-    accepted = record.accepted / record.decisions
+    # Under `jit` nobody has looked at the start and at the kernel's parameters.
+    valid = start.startable[0]
+    weight = jax.tree.map(lambda leaf: jnp.where(valid, leaf, jnp.nan), weight)
+    accepted = jnp.where(valid, record.accepted / record.decisions, jnp.nan)
     return Trace(
         chain.state.x, primal, alternative, weight, accepted, alive, record.born, record.recoupled
     )

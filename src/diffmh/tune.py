@@ -23,7 +23,7 @@ def tune(
     key: Checked[Key[Array, ""]],
     *args: Any,
     init: PyTree | Callable[[Key[Array, ""]], PyTree],
-    objective: Callable[..., Array] | None = None,
+    objective: Checked[Callable[..., Array]] | None = None,
     lag: Checked[int] = 1,
     num_samples: Checked[int] = 500,
     burn_in: Checked[int] = 50,
@@ -67,6 +67,9 @@ def tune(
             "`tune(kernel, ...)` needs a kernel whose proposal or step is a function of theta, such"
             " as `MetropolisHastings(log_density, lambda theta: GaussianWalk(theta))`."
         )
+    if objective is not None:
+        signature = "objective(theta, x_earlier, x, *args) -> scalar"
+        _validate.function(objective, "tune(objective=...)", "objective", signature)
     observed = expectation(
         _jumps if objective is None else objective,
         kernel,
@@ -77,6 +80,7 @@ def tune(
         lag=_validate.count(lag, "tune(lag=...)"),
     )
     score = compose(_log_volume, observed) if objective is None else observed
+    num_iterations = _validate.count(num_iterations, "tune(num_iterations=...)")
     if optimizer is None:
         import optax
 

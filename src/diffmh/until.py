@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from . import _validate
 from ._validate import Checked
 from .report import Report
 
@@ -38,21 +39,20 @@ class Until(eqx.Module):
     (True, True)
     """
 
-    relative: float | int | None = None
-    absolute: float | int | None = None
+    relative: Checked[float] | None = None
+    absolute: Checked[float] | None = None
     level: Checked[float] = 0.95
-    max_steps: float | int | None = None
-    max_seconds: float | int | None = None
+    max_steps: Checked[float] | None = None
+    max_seconds: Checked[float] | None = None
 
     def __check_init__(self):
         if self.relative is None and self.absolute is None:
             raise ValueError("`Until(...)` needs `relative` or `absolute`: how small an error?")
         for name in ("relative", "absolute", "max_steps", "max_seconds"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"`Until({name}=...)` must be positive, got {value!r}.")
-        if not 0 < self.level < 1:
-            raise ValueError(f"`Until(level=...)` must lie between 0 and 1, got {self.level}.")
+            if value is not None:
+                _validate.number(value, f"Until({name}=...)", above=0)
+        _validate.number(self.level, "Until(level=...)", above=0, below=1)
 
     def allowed(self, gradient: list[np.ndarray]) -> float:
         largest = max(float(np.max(np.abs(leaf))) for leaf in gradient)
@@ -73,7 +73,7 @@ def until_of(given: Checked[float | Until] | None) -> Until | None:
             "`until=...` must be a relative error, such as 0.01, or a `diffmh.Until`, got"
             f" {given!r}."
         )
-    return Until(relative=float(given))
+    return Until(relative=_validate.number(given, "until=...", above=0))
 
 
 class Stopping:

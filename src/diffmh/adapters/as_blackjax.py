@@ -51,6 +51,7 @@ def as_blackjax(kernel: Checked[Kernel], theta: PyTree, *args: Any) -> Any:
 
     _validate.instance(kernel, Kernel, "as_blackjax(kernel, theta)", "kernel")
     theta = _trees.strong(_validate.theta(theta))
+    _validate.require(kernel.conditions(theta, *args))
 
     def stepper(key, position) -> Stepper:
         simulation = Simulation(kernel, position, nothing, ValueOnly(), 1, 0, 1)

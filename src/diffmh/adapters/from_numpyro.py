@@ -144,7 +144,7 @@ def from_numpyro(
     model: Checked[Callable[..., Any]],
     *args: Any,
     theta: Checked[dict[str, Any]],
-    init_strategy: Callable[..., Any] | None = None,
+    init_strategy: Checked[Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Posterior:
     """The posterior of a NumPyro model as a function of its hyperparameters.
@@ -174,6 +174,8 @@ def from_numpyro(
     where = "from_numpyro(model, *args, theta=...)"
     _validate.function(model, where, "model", "model(*args, **theta)")
     theta = checked_theta(theta, where)
+    if init_strategy is not None:
+        _validate.function(init_strategy, where, "init_strategy", "(site) -> value, of NumPyro")
     _refuse_unknown_names(model, args, kwargs, theta, where)
     latent = _latent_sites(model, args, {**kwargs, **theta}, where)
     discrete = {name: site for name, site in latent.items() if site["fn"].support.is_discrete}

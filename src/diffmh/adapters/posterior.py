@@ -44,13 +44,23 @@ class Posterior(eqx.Module):
     theta: Sites
     num_values: dict[str, int] = eqx.field(static=True)
 
-    def kernel(self, scale: Any = None, proposals: dict[str, Proposal] | None = None) -> Kernel:
+    def kernel(
+        self, scale: Any = None, proposals: Checked[dict[str, Proposal]] | None = None
+    ) -> Kernel:
         """A walk of `scale` on all continuous sites at once, `2.38/√d` if left out, in turn with a
         proposal for each discrete site: one label at a time, or what `proposals` says by name.
 
         `diffmh.adapt` sets the walk's scale; other kernels are made from `log_density`.
         """
+        where = "Posterior.kernel(scale, proposals)"
+        if proposals is not None and not isinstance(proposals, dict):
+            raise TypeError(
+                f"`{where}`: `proposals` must be a dictionary by the names of sites, got"
+                f" {proposals!r}."
+            )
         proposals = dict(proposals or {})
+        for name, proposal in proposals.items():
+            _validate.instance(proposal, Proposal, where, f"proposals[{name!r}]")
         form = jax.eval_shape(self.init, jax.random.key(0))
         unknown = sorted(set(proposals) - set(form))
         if unknown:

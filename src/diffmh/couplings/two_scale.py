@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import equinox as eqx
 import jax
 
@@ -42,9 +40,7 @@ class TwoScale(NoiseCoupling):
         self.far = _validate.instance(far, NoiseCoupling, where, "far")
         chosen = MaximalReflection() if near is None else near
         self.near = _validate.instance(chosen, NoiseCoupling, where, "near")
-        if not (isinstance(distance, int | float) and 0 < distance < math.inf):
-            raise ValueError(f"`TwoScale(distance=...)` must be positive, got {distance!r}.")
-        self.distance = float(distance)
+        self.distance = _validate.number(distance, "TwoScale(distance=...)", above=0)
 
     def mismatch(self, proposal):
         if not isinstance(proposal, GaussianProposal):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
-from .. import alternatives
+from .. import _validate, alternatives
 from ..alternatives import Transition
 from ..decisions import Decision
 from ..kernel import met
@@ -83,11 +82,10 @@ class Score(Estimator):
                 "`Score(baseline=...)` must be None, a number, a pytree like f's value or 'other"
                 f" chains', got {baseline!r}."
             )
-        self.baseline = (
-            baseline
-            if baseline is None or isinstance(baseline, str)
-            else jax.tree.map(jnp.asarray, baseline)
-        )
+        self.baseline = baseline
+        if baseline is not None and not isinstance(baseline, str):
+            self.baseline = _validate.real_arrays(baseline, "Score(baseline=...)")
+            _validate.require(_validate.finite(self.baseline, "Score(baseline=...)"))
 
     def start(self, at):
         count = jnp.zeros((), int)

@@ -5,9 +5,10 @@ other way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
@@ -62,27 +63,26 @@ class StochasticDerivative(Estimator):
         weights: Checked[Weights] = "two-sided",
         alternatives: Checked[int] = 1,
         control: Checked[Literal["f"] | Callable[..., PyTree]] | None = None,
-        births: bool | None = None,
+        births: Checked[bool] | None = None,
     ):
-        if weights not in ("two-sided", "one-sided"):
-            raise ValueError(
-                "`StochasticDerivative(weights=...)` must be 'two-sided' or 'one-sided', got"
-                f" {weights!r}."
-            )
+        _validate.choice(weights, "StochasticDerivative(weights=...)", ("two-sided", "one-sided"))
         self.weights = weights
         self.alternatives = _validate.count(alternatives, "StochasticDerivative(alternatives=...)")
-        if control is not None and control != "f" and not callable(control):
+        # Arrays, which compare entry by entry, are not words.
+        if not (control is None or callable(control) or repr(control) == repr("f")):
             raise ValueError(
                 "`StochasticDerivative(control=...)` must be None, 'f' or a function"
                 f" g(theta, x, *args), got {control!r}."
             )
         self.control = control
+        if births is not None:
+            births = _validate.flag(births, "StochasticDerivative(births=...)")
         if births and (weights != "two-sided" or control is not None):
             raise ValueError(
                 "`StochasticDerivative(births=True)` has two-sided weights and no control variates,"
                 f" got weights={weights!r} and control={control!r}: leave them out."
             )
-        self.births = None if births is None else bool(births)
+        self.births = births
 
     def __repr__(self) -> str:
         name = getattr(self.control, "__name__", repr(self.control))
@@ -136,17 +136,29 @@ class StochasticDerivative(Estimator):
         noise: OwnNoise = at.own_noise
         if isinstance(memory, Controlled):
             g = self._control(at)
+            found, wanted = jax.eval_shape(g, at.step.after.x).size, memory.pruned.shape[1]
+            if found != wanted:
+                raise ValueError(
+                    "`StochasticDerivative(control=...)` must return a value of f's form, of"
+                    f" {wanted} numbers, got {found}."
+                )
             return controls.advance(memory, at, noise.coupling, noise.prune, self.weights, g)
         return alternatives.advance(memory, at, noise.coupling, noise.prune, self.weights)
 
     def _control(self, at: Transition) -> Callable[[PyTree], Float[Array, "F"]]:
         plain = at.parameters.value_only()
         if callable(self.control):
-            g = self.control
-            return lambda x: ravel_pytree(g(plain.theta, x, *plain.args))[0]
+            return lambda x: self._controlling(plain.theta, x, *plain.args)
         assert at.observable is not None
         observable = at.observable
         return lambda x: observable(plain, x, None).primal
+
+    def _controlling(self, theta: PyTree, x: PyTree, *args: Any) -> Float[Array, "F"]:
+        assert callable(self.control)
+        name = "`StochasticDerivative(control=...)`"
+        flat = ravel_pytree(_validate.numbers(self.control(theta, x, *args), name))[0]
+        _validate.real_dtype(flat.dtype, f"what {name} returns")
+        return flat
 
     def observe(self, memory: Alternatives | Controlled, at):
         parameters = at.parameters.value_only()

@@ -8,7 +8,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _parts, _validate
@@ -63,6 +62,9 @@ class Cycle(Kernel):
             carry = run.fold(advance, carry, run_noise)
         return carry
 
+    def conditions(self, theta, *args):
+        return _all_conditions(self.kernels, theta, args)
+
     def forgetful(self):
         return Cycle(*(kernel.forgetful() for kernel in self.kernels))
 
@@ -97,6 +99,9 @@ class Repeat(Kernel):
     def fold(self, advance, carry, noise):
         body = lambda carry, noise: (self.kernel.fold(advance, carry, noise), None)
         return jax.lax.scan(body, carry, noise)[0]
+
+    def conditions(self, theta, *args):
+        return self.kernel.conditions(theta, *args)
 
     def forgetful(self):
         return Repeat(self.kernel.forgetful(), self.num_steps)
@@ -154,6 +159,11 @@ class Sweep(Kernel):
             return self._at(site).fold(advance, carry, site_noise), None
 
         return jax.lax.scan(body, carry, (jnp.arange(self.num_sites), noise))[0]
+
+    def conditions(self, theta, *args):
+        """Those of every site, sites leading."""
+        each = lambda site: self._at(site).conditions(theta, *args)
+        return eqx.filter_vmap(each)(jnp.arange(self.num_sites))
 
     def forgetful(self):
         return Sweep(lambda site: self.kernel_at(site).forgetful(), self.num_sites)
@@ -218,25 +228,34 @@ class Mixture(Kernel):
         chosen = index_from_uniform(self.probabilities, uniform)
         return jax.lax.switch(chosen, branches, carry, kernel_noise)
 
+    def conditions(self, theta, *args):
+        own = _probability_conditions(self.probabilities)
+        return (*own, *_all_conditions(self.kernels, theta, args))
+
     def forgetful(self):
         forgetful = (kernel.forgetful() for kernel in self.kernels)
         return Mixture(*forgetful, probabilities=self.probabilities)
 
 
 def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:
-    probabilities = jnp.asarray(given, float)
+    probabilities = _validate.real_array(given, "Mixture(probabilities=...)")
     if probabilities.shape != (count,):
         raise ValueError(
             f"`Mixture(probabilities=...)` must be one number for each of the {count} kernels, got"
             f" {given!r}."
         )
-    if _validate.concrete(probabilities):
-        numbers = np.asarray(probabilities)
-        if not np.all(numbers > 0) or not np.isclose(numbers.sum(), 1.0, atol=1e-5):
-            raise ValueError(
-                f"`Mixture(probabilities=...)` must be positive with sum 1, got {given!r}."
-            )
+    _validate.require(_probability_conditions(probabilities))
     return probabilities
+
+
+def _probability_conditions(probabilities: Float[Array, "n"]) -> tuple[_validate.Condition, ...]:
+    name = "Mixture(probabilities=...)"
+    positive, _ = _validate.positive(probabilities, name)
+    return (positive, *_validate.probabilities(probabilities, name))
+
+
+def _all_conditions(kernels: tuple[Kernel, ...], theta: PyTree, args: tuple[Any, ...]):
+    return tuple(each for kernel in kernels for each in kernel.conditions(theta, *args))
 
 
 def sharing_cache(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

@@ -212,7 +212,7 @@ class BlockGibbs(BlockUpdate):
         logits: Checked[Callable[..., Float[Array, "*D"]]],
         where: Checked[Callable[[Any], Any]],
         log_density: Checked[Callable[..., Float[Array, ""]]],
-        values: tuple[Any, Any] = (0, 1),
+        values: Checked[tuple[Any, Any]] = (0, 1),
     ):
         name = "BlockGibbs(logits, where, log_density)"
         self.logits = _validate.function(
@@ -270,6 +270,7 @@ class BlockGibbs(BlockUpdate):
                 f"`BlockGibbs(logits=...)` must return an array of the block's shape {noise.shape},"
                 f" got {jnp.shape(log_odds.primal)}."
             )
+        _validate.real_dtype(log_odds.primal.dtype, "what `BlockGibbs(logits=...)` returns")
         return Bernoulli.draw(noise, log_odds)
 
     def block(self, x):

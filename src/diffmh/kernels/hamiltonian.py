@@ -8,7 +8,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .. import _trees, _validate
@@ -68,7 +67,9 @@ class Hamiltonian(Update):
             "log_density",
             "log_density(theta, x, *args) -> scalar",
         )
-        self.step_size = step if callable(step) else jax.tree.map(_checked_step, step)
+        self.step_size = step if callable(step) else _steps(step)
+        if not callable(step):
+            _validate.require(_step_conditions(self.step_size))
         self.num_steps = _validate.count(num_steps, "Hamiltonian(num_steps=...)")
 
     def log_density(self, theta, x, *args):
@@ -86,12 +87,19 @@ class Hamiltonian(Update):
     def has_own_parameters(self):
         return callable(self.step_size)
 
+    def conditions(self, theta, *args):
+        return _step_conditions(self._step_at(theta))
+
+    def _step_at(self, theta: PyTree) -> PyTree:
+        step = self.step_size
+        return _steps(step(theta)) if callable(step) else step
+
     def noise(self, key, x, num_steps):
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(
                     f"`Hamiltonian` moves floats, but state{jax.tree_util.keystr(path)} is"
-                    f" {leaf.dtype}: start from a float."
+                    f" {leaf.dtype}: start from a float (`init`)."
                 )
         key_momentum, key_accept = jax.random.split(key)
         leaves, structure = jax.tree.flatten(x)
@@ -133,7 +141,7 @@ class Hamiltonian(Update):
         self, theta: PyTree, x: PyTree, momentum: PyTree, args: tuple[Any, ...]
     ) -> tuple[PyTree, Float[Array, ""]]:
         """`x'` and `log r`."""
-        step = _by_leaf(self.step_size(theta) if callable(self.step_size) else self.step_size, x)
+        step = _by_leaf(self._step_at(theta), x)
         density = jax.value_and_grad(lambda x: self.density(theta, x, *args))
 
         def along(start, direction, share):
@@ -155,16 +163,18 @@ class Hamiltonian(Update):
         return x_new, there - value + 0.5 * (_trees.dot(momentum, momentum) - _trees.dot(end, end))
 
 
-def _checked_step(step: Any) -> Float[Array, "..."]:
-    if not eqx.is_array_like(step):
+def _steps(step: Any) -> PyTree:
+    if not jax.tree.leaves(step) or not all(map(eqx.is_array_like, jax.tree.leaves(step))):
         raise TypeError(
             "`Hamiltonian(step=...)` must be a number, a pytree of them like the state, or a"
             f" function of theta, got {step!r}."
         )
-    array = jnp.asarray(step, float)
-    if _validate.concrete(array) and not np.all(np.asarray(array) > 0):
-        raise ValueError(f"`Hamiltonian(step=...)` must be positive, got {step}.")
-    return array
+    return _validate.real_arrays(step, "Hamiltonian(step=...)")
+
+
+def _step_conditions(step: PyTree) -> tuple[_validate.Condition, ...]:
+    leaves, name = jax.tree.leaves(step), "Hamiltonian(step=...)"
+    return tuple(each for leaf in leaves for each in _validate.positive(leaf, name))
 
 
 def _by_leaf(step: PyTree, x: PyTree) -> PyTree:

@@ -13,7 +13,7 @@ from .. import _trees, _validate
 from .._validate import Checked
 from ..couplings import Coupling
 from ..kernel import Kernel
-from ..proposals import GaussianProposal, checked_scale
+from ..proposals import GaussianProposal, scale_array, scale_conditions
 from .metropolis import MetropolisHastings, ProposalOf
 
 
@@ -45,8 +45,10 @@ class LangevinProposal(ProposalOf):
 
     def at(self, theta, args):
         log_density = lambda x: self.density(theta, x, *args)
-        step = self.step(theta) if callable(self.step) else self.step
-        return Drift(scale=checked_scale(step, "Langevin(step=...)"), log_density=log_density)
+        step = self.step
+        if callable(step):
+            step = scale_array(step(theta), "Langevin(step=...)")
+        return Drift(scale=step, log_density=log_density)
 
 
 class Langevin(Kernel):
@@ -78,7 +80,7 @@ class Langevin(Kernel):
         self,
         log_density: Checked[Callable[..., Float[Array, ""]]],
         step: PyTree | Callable[[PyTree], PyTree],
-        coupling: Coupling | None = None,
+        coupling: Checked[Coupling] | None = None,
     ):
         _validate.function(
             log_density,
@@ -87,7 +89,8 @@ class Langevin(Kernel):
             "log_density(theta, x, *args) -> scalar",
         )
         if not callable(step):
-            step = checked_scale(step, "Langevin(step=...)")
+            step = scale_array(step, "Langevin(step=...)")
+            _validate.require(scale_conditions(step, "Langevin(step=...)"))
         self.kernel = MetropolisHastings(log_density, LangevinProposal(log_density, step), coupling)
 
     def updates(self):
@@ -101,6 +104,9 @@ class Langevin(Kernel):
 
     def fold(self, advance, carry, noise):
         return self.kernel.fold(advance, carry, noise)
+
+    def conditions(self, theta, *args):
+        return self.kernel.conditions(theta, *args)
 
     def forgetful(self):
         return eqx.tree_at(lambda langevin: langevin.kernel, self, self.kernel.forgetful())

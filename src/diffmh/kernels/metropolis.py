@@ -89,7 +89,8 @@ class MetropolisHastings(Update):
     density at each value.
 
     Refused: a coupling that makes no sense for the proposal; a proposal that depends on θ and moves
-    integers or booleans, but is not a `FiniteProposal`.
+    integers or booleans, but is not a `FiniteProposal`; parameters of the proposal out of their
+    range, at which the result is NaN under `jit`.
 
     >>> import diffmh
     >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
@@ -234,6 +235,9 @@ class MetropolisHastings(Update):
         other = _trees.select(step.decisions[-1].outcome, step.before, step.proposed)
         return without_tangents(State(other.x, other.cache))
 
+    def conditions(self, theta, *args):
+        return self.proposal_at(theta, *args).conditions()
+
     def refuse_start(self, x):
         if isinstance(self.proposal, Proposal):
             self.proposal.refuse_start(x)
@@ -354,6 +358,9 @@ def _log_prob(proposal: Proposal, x: PyTree, x_new: PyTree) -> Float[Array, ""]:
             f"`{type(proposal).__name__}.log_prob` must return a scalar, got shape"
             f" {jnp.shape(log_q)}: add the terms up with `jnp.sum`."
         )
+    _validate.real_dtype(
+        jnp.result_type(log_q), f"what `{type(proposal).__name__}.log_prob` returns"
+    )
     return log_q
 
 

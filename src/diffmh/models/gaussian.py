@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
+from .._validate import Checked
 from ..kernels import MetropolisHastings
 from ..proposals import GaussianWalk
 
@@ -13,7 +14,7 @@ def log_density(theta: float | Float[Array, ""], x: Float[Array, ""]) -> Float[A
     return -0.5 * (x - theta) ** 2
 
 
-def sampler(scale: float | int = 2.38) -> MetropolisHastings:
+def sampler(scale: Checked[float] = 2.38) -> MetropolisHastings:
     """Random-walk Metropolis with steps of standard deviation `scale`, coupled by maximal
     reflection.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def compare(comparison: Checked[Comparison], *, entry: int = 0) -> Figure:
+def compare(comparison: Checked[Comparison], *, entry: Checked[int] = 0) -> Figure:
     """One entry of the gradient by each estimator with two standard errors (left), and their
     variance × time relative to the recommended one's, on a logarithmic scale (right).
 
@@ -39,7 +39,7 @@ def compare(comparison: Checked[Comparison], *, entry: int = 0) -> Figure:
     """
     _validate.instance(comparison, Comparison, "plots.compare(comparison)", "comparison")
     size = _flat(comparison.rows[0].gradient).size
-    if not 0 <= entry < size:
+    if not _validate.count(entry, "plots.compare(entry=...)", least=0) < size:
         raise ValueError(f"`plots.compare(entry=...)` must be from 0 to {size - 1}, got {entry}.")
     rows = [row for row in comparison.rows if math.isfinite(row.cost)]
     best = comparison.row(comparison.recommended)

@@ -52,8 +52,7 @@ def report(
     """
     _validate.instance(report, Report, "plots.report(report)", "report")
     most = _validate.count(most, "plots.report(most=...)")
-    if not 0 < level < 1:
-        raise ValueError(f"`plots.report(level=...)` must be between 0 and 1, got {level}.")
+    level = _validate.number(level, "plots.report(level=...)", above=0, below=1)
     chains, (value, gradient) = report.per_chain, report.interval(level)
 
     def ends_first(tree):

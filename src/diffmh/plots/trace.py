@@ -167,6 +167,8 @@ def _sizes(trace: Trace) -> Float[np.ndarray, "n K"]:
 def _window(steps: Checked[tuple[int, int]] | None, num_steps: int) -> tuple[int, int]:
     if steps is None:
         return 0, num_steps
+    if not isinstance(steps, tuple | list) or len(steps) != 2:
+        raise TypeError(f"`plots.trace(steps=...)` must be (first, last), got {steps!r}.")
     low, high = (_validate.count(step, "plots.trace(steps=...)", least=0) for step in steps)
     if not low < high <= num_steps:
         raise ValueError(

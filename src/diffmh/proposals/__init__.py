@@ -15,7 +15,8 @@ from .forgetting import forget as forget
 from .gaussian import CrankNicolson as CrankNicolson
 from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
-from .gaussian import checked_scale as checked_scale
+from .gaussian import scale_array as scale_array
+from .gaussian import scale_conditions as scale_conditions
 from .independence import Independence as Independence
 from .on import On as On
 from .one_label import OneLabel as OneLabel

@@ -60,7 +60,7 @@ class OtherState(FiniteProposal):
 
 class TransitionMatrix(FiniteProposal):
     """From state `i` propose `j` with probability `matrix[i, j]`; rows sum to one, zeros and
-    asymmetry are welcome.
+    asymmetry are welcome. The derivative by a matrix of theta is that of its normalised rows.
 
     Best coupled by `Maximal`.
 
@@ -74,25 +74,25 @@ class TransitionMatrix(FiniteProposal):
     matrix: Float[Array, "n n"]
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, matrix: Array):
-        self.matrix = jnp.asarray(matrix)
-        _validate.real_dtype(self.matrix.dtype, "`TransitionMatrix(matrix=...)`")
+    def __init__(self, matrix: Checked[Array]):
+        self.matrix = _validate.real_array(matrix, "TransitionMatrix(matrix=...)")
         shape = self.matrix.shape
         if self.matrix.ndim != 2 or shape[0] != shape[1] or shape[0] < 2:
             raise ValueError(
                 "`TransitionMatrix(matrix=...)` must be square with at least two states, got shape"
                 f" {shape}."
             )
-        self.symmetric = False
-        if _validate.concrete(self.matrix):
-            values = np.asarray(self.matrix)
-            if not np.all(values >= 0) or not np.allclose(values.sum(axis=1), 1.0, atol=1e-5):
-                raise ValueError(
-                    "`TransitionMatrix(matrix=...)` must have non-negative rows that sum to one,"
-                    f" got {values} with sums"
-                    f" {values.sum(axis=1)}."
-                )
-            self.symmetric = bool(np.all(values == values.T))
+        known = _validate.concrete(self.matrix)
+        values, _ = _validate.numpy_of(self.matrix)
+        self.symmetric = known and bool(np.all(values == values.T))
+        if not known:
+            # Entries that vary on their own leave the row sums: the derivative is that of the
+            # normalised rows, in the choice and in `log_prob` alike.
+            sums = jnp.sum(self.matrix, axis=1, keepdims=True)
+            self.matrix = self.matrix / (sums / jax.lax.stop_gradient(sums))
+
+    def conditions(self):
+        return _validate.probabilities(self.matrix, "TransitionMatrix(matrix=...)")
 
     def noise(self, key, x, num_steps):
         _check_index(x, "TransitionMatrix", self.matrix.shape[0])

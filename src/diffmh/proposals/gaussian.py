@@ -9,11 +9,11 @@ from abc import abstractmethod
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from .. import _trees, _validate
+from .._validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -53,10 +53,13 @@ class GaussianProposal(NoiseProposal):
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(
-                    f"`{name}` moves floats, but state{jax.tree_util.keystr(path)}"
-                    f" is {leaf.dtype}:"
-                    " start from a float, or move the real part alone with `On(where, ...)`."
+                    f"`{name}` moves floats, but state{jax.tree_util.keystr(path)} is"
+                    f" {leaf.dtype}: start from a float (`init`, or `x`), or move the real part"
+                    " alone with `On(where, ...)`."
                 )
+
+    def conditions(self):
+        return scale_conditions(self.scale, self.scale_name)
 
     def move(self, x, noise):
         return _trees.add(self.mean(x), noise)
@@ -73,8 +76,7 @@ class GaussianProposal(NoiseProposal):
 
     def whiten(self, step: PyTree) -> PyTree:
         """`L⁻¹ step`."""
-        solve = lambda scale, flat: jax.scipy.linalg.solve_triangular(scale, flat, lower=True)
-        return self._apply(step, lambda scale, leaf: leaf / scale, solve)
+        return self._apply(step, lambda scale, leaf: leaf / scale, _solve)
 
     def pull(self, gradient: PyTree) -> PyTree:
         """`Lᵀ gradient`: the gradient with respect to `L⁻¹ x`."""
@@ -122,7 +124,39 @@ class GaussianProposal(NoiseProposal):
             return jnp.sum(jnp.stack(jax.tree.leaves(logs)))
         if self.scale.ndim == 0:
             return sum(leaf.size for leaf in jax.tree.leaves(x)) * jnp.log(self.scale)
-        return jnp.sum(jnp.log(self.scale if self.scale.ndim == 1 else jnp.diagonal(self.scale)))
+        return jnp.sum(jnp.log(self.scale)) if self.scale.ndim == 1 else _log_volume(self.scale)
+
+
+# L is lower-triangular where it is (`scale_conditions`), but a function of θ may leave that set:
+# `L(θ) = θ` does. The derivatives are those of any matrix, `∂L` above the diagonal included.
+
+
+@jax.custom_jvp
+def _solve(scale: Float[Array, "d d"], step: Float[Array, "d"]) -> Float[Array, "d"]:
+    """`L⁻¹ step`."""
+    return jax.scipy.linalg.solve_triangular(scale, step, lower=True)
+
+
+@_solve.defjvp
+def _solve_jvp(primals, tangents):
+    """`d(L⁻¹ s) = L⁻¹ (ds − dL L⁻¹ s)`."""
+    (scale, step), (scale_dot, step_dot) = primals, tangents
+    solved = _solve(scale, step)
+    return solved, _solve(scale, step_dot - scale_dot @ solved)
+
+
+@jax.custom_jvp
+def _log_volume(scale: Float[Array, "d d"]) -> Float[Array, ""]:
+    """`log |det L|`."""
+    return jnp.sum(jnp.log(jnp.diagonal(scale)))
+
+
+@_log_volume.defjvp
+def _log_volume_jvp(primals, tangents):
+    """`d log |det L| = tr L⁻¹ dL`."""
+    (scale,), (scale_dot,) = primals, tangents
+    columns = jax.vmap(_solve, in_axes=(None, 1), out_axes=1)(scale, scale_dot)
+    return _log_volume(scale), jnp.trace(columns)
 
 
 class GaussianWalk(GaussianProposal):
@@ -130,8 +164,8 @@ class GaussianWalk(GaussianProposal):
 
     `scale` is `L`: a positive number, a vector of positive numbers, a lower-triangular matrix with
     positive diagonal (`jnp.linalg.cholesky(covariance)`), or a pytree of positive scales like the
-    state, each a number or of its leaf's shape. Anything else is refused. Best coupled by
-    `MaximalReflection`.
+    state, each a number or of its leaf's shape. Anything else is refused; a function of theta that
+    leaves these ranges under `jit` makes the result NaN. Best coupled by `MaximalReflection`.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.GaussianWalk(2.38).sample(jax.random.key(0), jnp.zeros(3)).shape
@@ -144,7 +178,7 @@ class GaussianWalk(GaussianProposal):
     symmetric: bool = eqx.field(static=True)
 
     def __init__(self, scale: PyTree):
-        self.scale = checked_scale(scale, "GaussianWalk(scale=...)")
+        self.scale = scale_array(scale, self.scale_name)
         self.symmetric = True
 
     def mean(self, x):
@@ -169,15 +203,22 @@ class CrankNicolson(GaussianProposal):
     centre: PyTree
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, beta: ArrayLike, scale: PyTree = 1.0, centre: PyTree = 0.0):
-        self.beta = jnp.asarray(beta)
-        _validate.real_dtype(self.beta.dtype, "`CrankNicolson(beta=...)`")
-        if _validate.concrete(self.beta) and not 0 < float(self.beta) <= 1:
-            raise ValueError(f"`CrankNicolson(beta=...)` must be in (0, 1], got {beta}.")
-        prior = checked_scale(scale, "CrankNicolson(scale=...)")
+    def __init__(self, beta: Checked[ArrayLike], scale: PyTree = 1.0, centre: PyTree = 0.0):
+        self.beta = _validate.real_array(beta, "CrankNicolson(beta=...)", shape=())
+        prior = scale_array(scale, self.scale_name)
+        _validate.require((*self._beta_in_range(), *scale_conditions(prior, self.scale_name)))
         self.scale = jax.tree.map(lambda scale: self.beta * scale, prior)
-        self.centre = jax.tree.map(jnp.asarray, centre)
+        self.centre = _validate.real_arrays(centre, "CrankNicolson(centre=...)")
         self.symmetric = False
+
+    def _beta_in_range(self) -> tuple[_validate.Condition, ...]:
+        beta, _ = _validate.numpy_of(self.beta)
+        name = "`CrankNicolson(beta=...)` must be in (0, 1]"
+        return (_validate.Condition((beta > 0) & (beta <= 1), self.beta, name),)
+
+    def conditions(self):
+        centre = _validate.finite(self.centre, "CrankNicolson(centre=...)")
+        return (*self._beta_in_range(), *super().conditions(), *centre)
 
     def mean(self, x):
         keep = jnp.sqrt(1 - self.beta**2)
@@ -190,17 +231,21 @@ class CrankNicolson(GaussianProposal):
         return jax.tree.map(towards, x, self.centre)
 
 
-def checked_scale(scale: PyTree, name: str) -> PyTree:
+def scale_array(scale: PyTree, name: str) -> PyTree:
+    """A number, vector or square matrix as an array, or a pytree of arrays; of floats."""
     if eqx.is_array_like(scale) or _numbers(scale):
-        return _checked_array(scale, name, dimensions=2)
-    leaves = jax.tree_util.tree_leaves_with_path(scale)
-    if not leaves or not all(eqx.is_array_like(leaf) for _, leaf in leaves):
+        array = _validate.real_array(scale, name)
+        if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != array.shape[1]):
+            raise ValueError(
+                f"`{name}` must be a number, a vector or a square matrix, got shape {array.shape}."
+            )
+        return array
+    if not jax.tree.leaves(scale) or not all(map(eqx.is_array_like, jax.tree.leaves(scale))):
         raise TypeError(
             f"`{name}` must be a number, a vector, a matrix or a pytree of scales like the state,"
             f" got {scale!r}."
         )
-    checked = lambda path, leaf: _checked_array(leaf, name, dimensions=None)
-    return jax.tree_util.tree_map_with_path(checked, scale)
+    return _validate.real_arrays(scale, name)
 
 
 def _numbers(scale: PyTree) -> bool:
@@ -210,27 +255,15 @@ def _numbers(scale: PyTree) -> bool:
     return isinstance(scale, int | float)
 
 
-def _checked_array(scale: ArrayLike, name: str, dimensions: int | None) -> Array:
-    """Positive and finite; a number, vector or triangular matrix if `dimensions` is 2."""
-    array = jnp.asarray(scale)
-    if jnp.issubdtype(array.dtype, jnp.integer):
-        array = array.astype(float)
-    _validate.real_dtype(array.dtype, f"`{name}`")
-    matrix = dimensions == 2 and array.ndim == 2
-    if dimensions == 2 and (array.ndim > 2 or (matrix and array.shape[0] != array.shape[1])):
-        raise ValueError(
-            f"`{name}` must be a number, a vector or a square matrix, got shape {array.shape}."
-        )
-    if not _validate.concrete(array):
-        return array
-    values = np.asarray(array)
-    if not matrix and not np.all(values > 0):
-        raise ValueError(f"`{name}` must be positive, got {scale}.")
-    if matrix and not (np.all(np.triu(values, 1) == 0) and np.all(np.diagonal(values) > 0)):
-        raise ValueError(
-            f"`{name}` must be lower-triangular with a positive diagonal, got {scale}: pass"
-            " `jnp.linalg.cholesky(covariance)`."
-        )
-    if not np.all(np.isfinite(values)):
-        raise ValueError(f"`{name}` must be finite, got {scale}.")
-    return array
+def scale_conditions(scale: PyTree, name: str) -> tuple[_validate.Condition, ...]:
+    """Positive and finite; a matrix is lower-triangular with a positive diagonal."""
+    if not (eqx.is_array(scale) and scale.ndim == 2):
+        leaves = jax.tree.leaves(scale)
+        return tuple(each for leaf in leaves for each in _validate.positive(leaf, name))
+    matrix, xp = _validate.numpy_of(scale)
+    triangular = xp.all(xp.triu(matrix, 1) == 0) & xp.all(xp.diagonal(matrix) > 0)
+    wanted = (
+        f"`{name}` must be lower-triangular with a positive diagonal"
+        " (`jnp.linalg.cholesky(covariance)`)"
+    )
+    return (_validate.Condition(triangular, scale, wanted), *_validate.finite(scale, name))

@@ -60,6 +60,9 @@ class On(NoiseProposal):
     def log_prob(self, x, x_new):
         return self.proposal.log_prob(self.where(x), self.where(x_new))
 
+    def conditions(self):
+        return self.proposal.conditions()
+
     def refuse_start(self, x):
         _parts.places(self.where, x, "On(where, ...)")
         self.proposal.refuse_start(self.where(x))

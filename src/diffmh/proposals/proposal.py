@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
+from .. import _validate
 from .._lowering import rounding
 
 
@@ -35,8 +36,8 @@ class Proposal(eqx.Module):
     >>> log_density = lambda shape, x: (shape - 1) * jnp.log(x) - x
     >>> gamma = diffmh.MetropolisHastings(log_density, LogWalk(1.0))
 
-    Two more may be given: `best_coupling()`, the coupling that suits it best, and
-    `refuse_start(x)`, which raises at states that it cannot move.
+    Three more may be given: `best_coupling()`, the coupling that suits it best; `refuse_start(x)`,
+    which raises at states that it cannot move; and `conditions()`, the ranges of its parameters.
 
     `diffmh.check` tries what a proposal promises against what it does.
     """
@@ -60,6 +61,17 @@ class Proposal(eqx.Module):
         and `NearlyMaximal()` for all else.
         """
         return None
+
+    def conditions(self) -> tuple[_validate.Condition, ...]:
+        """What must hold of its parameters, such as `diffmh.Condition(self.scale > 0, self.scale,
+        "`LogWalk(scale=...)` must be positive")`. A proposal of which one is known not to hold
+        cannot be made; where its parameters are functions of theta under `jit`, the result is NaN.
+        """
+        return ()
+
+    def __check_init__(self):
+        if _validate.concrete(self):
+            _validate.require(self.conditions())
 
     def refuse_start(self, x: PyTree) -> None:
         """Raises `ValueError` where this is not a state that the proposal can move, naming what

@@ -74,6 +74,8 @@ class Run(eqx.Module):
             return _trees.strong(run.program(run.theta, run.key, *run.args, **run.options))
 
         shape = jax.eval_shape(result, compat.forms(arrays))
+        if not jax.tree.leaves(shape):
+            raise TypeError(f"`program` must return numbers, got {shape!r}.")
         for leaf in jax.tree.leaves(shape):
             if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
                 _validate.real_dtype(leaf.dtype, "what `program` returns")

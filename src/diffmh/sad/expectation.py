@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -314,9 +315,27 @@ def run(
     Array(True, dtype=bool)
     """
     count = _validate.count(num_replicates, "sad.run(num_replicates=...)", least=2)
+    _validate.function(program, "sad.run(program, ...)", "program", "program(theta, key, *args)")
     if options:
+        _refuse_unknown(program, options)
         program = functools.partial(program, **options)
     made = expectation(
         program, estimator=estimator, alternatives=alternatives, num_replicates=count, mesh=mesh
     )
     return made.run(theta, key, *args)
+
+
+def _refuse_unknown(program: Callable[..., PyTree], options: dict[str, Any]) -> None:
+    """Options that are neither `sad.run`'s nor the program's."""
+    try:
+        parameters = inspect.signature(program).parameters
+    except ValueError:  # Nothing is known of some that are not written in Python.
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in options:
+        if name not in parameters:
+            raise TypeError(
+                f"`sad.run({name}=...)` is neither an option of `sad.run` nor an argument of the"
+                " program: `progress` and `until` are those of `sad.expectation(program).run`."
+            )

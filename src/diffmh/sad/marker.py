@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .. import _trees
+from .. import _trees, _validate
 from .._lowering import compat
 
 LINEAR = "sad_linear"
@@ -24,6 +24,7 @@ def linear(value: PyTree) -> PyTree:
     >>> round(float(jax.grad(mean)(0.3, jax.random.key(0))), 3)
     1.0
     """
+    _validate.state(value, "`sad.linear(value)`")
     real = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
     return jax.tree.map(lambda leaf: _linear(real(leaf))[0], _trees.strong(value))
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .. import _validate
+from .._validate import Checked
 from . import primitives
 from .interpreter import RULES
 from .rules import by_evaluation
 
 
 def register(
-    primitive: str, kind: Literal["smooth", "jump", "evaluated"], *, linear: bool = False
+    primitive: Checked[str],
+    kind: Checked[Literal["smooth", "jump", "evaluated"]],
+    *,
+    linear: Checked[bool] = False,
 ) -> None:
     """Says how programs may use a primitive that `sad` does not know, by its name.
 
@@ -30,8 +35,9 @@ def register(
         "jump": primitives.JUMPS,
         "evaluated": primitives.EVALUATED,
     }
-    if kind not in tables:
-        raise ValueError(f"`sad.register(kind=...)` must be one of {list(tables)}, got {kind!r}.")
+    _validate.text(primitive, "sad.register(primitive=...)")
+    _validate.choice(kind, "sad.register(kind=...)", tables)
+    _validate.flag(linear, "sad.register(linear=...)")
     tables[kind].add(primitive)
     RULES[primitive] = by_evaluation
     if linear:

@@ -60,16 +60,43 @@ class Sampler:
     1.0
     """
 
-    invert: Callable[..., Array]
-    flips: Callable[..., Sequence[tuple[Array, Array]]]
-    event_ndims: tuple[int, ...]
-    log_prob: Callable[..., Array] | None = None
-    mean: Callable[..., Array] | None = None
-    in_range: Callable[..., Any] | None = None
-    name: str = "a `sad.Sampler`"
+    invert: Checked[Callable[..., Array]]
+    flips: Checked[Callable[..., Sequence[tuple[Array, Array]]]]
+    event_ndims: Checked[tuple[int, ...]]
+    log_prob: Checked[Callable[..., Array]] | None = None
+    mean: Checked[Callable[..., Array]] | None = None
+    in_range: Checked[Callable[..., Any]] | None = None
+    name: Checked[str] = "a `sad.Sampler`"
+
+    def __post_init__(self):
+        where = "sad.Sampler(invert, flips, event_ndims)"
+        _validate.function(self.invert, where, "invert", "invert(uniform, *parameters) -> value")
+        _validate.function(self.flips, where, "flips", "flips(value, parameters, tangents)")
+        for name in ("log_prob", "mean", "in_range"):
+            if getattr(self, name) is not None:
+                _validate.function(getattr(self, name), where, name, f"{name}(...)")
+        if not isinstance(self.event_ndims, tuple):
+            raise TypeError(
+                "`sad.Sampler(event_ndims=...)` must be a tuple with a number of axes for each"
+                f" parameter, got {self.event_ndims!r}."
+            )
+        for count in self.event_ndims:
+            _validate.count(count, "sad.Sampler(event_ndims=...)", least=0)
+        _validate.text(self.name, "sad.Sampler(name=...)")
 
     def __call__(self, key: Checked[Key[Array, ""]], *parameters: ArrayLike) -> Array:
-        arrays = [jnp.asarray(parameter) for parameter in parameters]
+        if len(parameters) != len(self.event_ndims):
+            raise TypeError(
+                f"{self.name} has {len(self.event_ndims)} parameters by its `event_ndims`, got"
+                f" {len(parameters)}."
+            )
+        arrays = [
+            _validate.array_of(parameter, f"parameter {number} of {self.name}")
+            for number, parameter in enumerate(parameters)
+        ]
+        for number, array in enumerate(arrays):
+            if jnp.iscomplexobj(array):
+                _validate.real_dtype(array.dtype, f"parameter {number} of {self.name}")
         shape = jnp.broadcast_shapes(
             *(a.shape[: a.ndim - n] for a, n in zip(arrays, self.event_ndims, strict=True))
         )
@@ -578,7 +605,7 @@ def uniform_int(
     >>> int(sad.uniform_int(jax.random.key(0), 3, 4))
     3
     """
-    low, high = _whole(low, "uniform_int", "low"), _whole(high, "uniform_int", "high")
+    low, high = _integer(low, "uniform_int", "low"), _integer(high, "uniform_int", "high")
     if _validate.concrete(low, high) and not np.all(np.asarray(low) < np.asarray(high)):
         raise ValueError(
             f"`sad.uniform_int(low=..., high=...)`: `high` must be above `low`, got {low} and"
@@ -608,7 +635,7 @@ def negative_binomial(
     >>> int(sad.negative_binomial(jax.random.key(0), 2, 1.0))
     0
     """
-    r = _whole(r, "negative_binomial", "r", _COUNT)
+    r = _integer(r, "negative_binomial", "r", _COUNT)
     return _NEGATIVE_BINOMIAL(key, r, _real(p, "negative_binomial", "p", _CHANCE))
 
 
@@ -633,7 +660,11 @@ def multinomial(
             f"`sad.multinomial(probs=...)` needs a last axis of categories, got {p.shape}."
         )
     _refuse(p, "multinomial", "probs", _WEIGHTS)
-    n = _whole(n, "multinomial", "n", _COUNT)
+    n = _integer(n, "multinomial", "n", _COUNT)
+    if n.ndim >= p.ndim:
+        raise ValueError(
+            f"`sad.multinomial(n=...)` of shape {n.shape} does not fit {p.shape[:-1]}."
+        )
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
     # Where nothing is left nothing is drawn, whatever the share.
     some = jax.lax.stop_gradient(rest) > 0
@@ -670,7 +701,7 @@ def binomial(
     >>> int(sad.binomial(jax.random.key(0), 5, 1.0))
     5
     """
-    n = _whole(n, "binomial", "n", _COUNT)
+    n = _integer(n, "binomial", "n", _COUNT)
     return _BINOMIAL(key, n, _real(p, "binomial", "p", _UNIT))
 
 
@@ -678,7 +709,7 @@ def poisson(
     key: Checked[Key[Array, ""]],
     rate: Checked[Float[ArrayLike, "..."]],
     *,
-    flips: str = "two-sided",
+    flips: Checked[str] = "two-sided",
 ) -> Int[Array, "..."]:
     """A Poisson draw of mean `rate`.
 
@@ -697,7 +728,10 @@ def poisson(
 
 
 def geometric(
-    key: Checked[Key[Array, ""]], p: Checked[Float[ArrayLike, "..."]], *, flips: str = "two-sided"
+    key: Checked[Key[Array, ""]],
+    p: Checked[Float[ArrayLike, "..."]],
+    *,
+    flips: Checked[str] = "two-sided",
 ) -> Int[Array, "..."]:
     """The number of trials up to the first success, 1, 2, …, as `jax.random.geometric`.
 
@@ -717,25 +751,20 @@ def geometric(
 
 def _flips(flips: str, where: str, two_sided: Sampler, one_sided: Sampler) -> Sampler:
     samplers = {"two-sided": two_sided, "one-sided": one_sided}
-    if flips not in samplers:
-        raise ValueError(
-            f"`sad.{where}(flips=...)` must be 'two-sided' or 'one-sided', got {flips!r}."
-        )
-    return samplers[flips]
+    return samplers[_validate.choice(flips, f"sad.{where}(flips=...)", samplers)]
 
 
 def _real(parameter: Any, where: str, name: str, range_: _Range | None = None) -> Array:
-    array = (
-        jnp.asarray(parameter, float)
-        if isinstance(parameter, int | float)
-        else jnp.asarray(parameter)
-    )
-    _validate.real_dtype(array.dtype, f"`sad.{where}({name}=...)`")
+    what = f"`sad.{where}({name}=...)`"
+    if isinstance(parameter, int) and not isinstance(parameter, bool):
+        parameter = float(parameter)
+    array = _validate.array_of(parameter, what)
+    _validate.real_dtype(array.dtype, what)
     return _refuse(array, where, name, range_)
 
 
-def _whole(parameter: Any, where: str, name: str, range_: _Range | None = None) -> Array:
-    array = jnp.asarray(parameter)
+def _integer(parameter: Any, where: str, name: str, range_: _Range | None = None) -> Array:
+    array = _validate.array_of(parameter, f"`sad.{where}({name}=...)`")
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"`sad.{where}({name}=...)` must be an integer, got {array.dtype}.")
     return _refuse(array, where, name, range_)

@@ -42,10 +42,13 @@ class Full(eqx.Module):
         return Full(jnp.zeros(count), jnp.zeros(count * (count - 1) // 2))
 
     @staticmethod
-    def random(key: Key[Array, ""], num_spins: int, scale: float | int = 1.0) -> Full:
+    def random(
+        key: Checked[Key[Array, ""]], num_spins: Checked[int], scale: Checked[float] = 1.0
+    ) -> Full:
         """Fields of standard deviation `scale`, couplings of `scale/√n`."""
         zeros = Full.zeros(num_spins)
-        key_fields, key_couplings = jax.random.split(key)
+        scale = _validate.number(scale, "Full.random(scale=...)", above=0, least=True)
+        key_fields, key_couplings = jax.random.split(_validate.typed_key(key))
         draw = lambda key, like: scale * jax.random.normal(key, like.shape)
         couplings = draw(key_couplings, zeros.couplings) / jnp.sqrt(num_spins)
         return Full(draw(key_fields, zeros.fields), couplings)

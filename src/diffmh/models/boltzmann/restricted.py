@@ -44,17 +44,18 @@ class Restricted(eqx.Module):
 
     @staticmethod
     def random(
-        key: Key[Array, ""],
+        key: Checked[Key[Array, ""]],
         num_visible: Checked[int],
         num_hidden: Checked[int],
-        scale: float | int = 0.1,
+        scale: Checked[float] = 0.1,
     ) -> Restricted:
         """Couplings of standard deviation `scale`, and no fields."""
         shape = (
             _validate.count(num_visible, "Restricted.random(num_visible=...)"),
             _validate.count(num_hidden, "Restricted.random(num_hidden=...)"),
         )
-        couplings = scale * jax.random.normal(key, shape)
+        scale = _validate.number(scale, "Restricted.random(scale=...)", above=0, least=True)
+        couplings = scale * jax.random.normal(_validate.typed_key(key), shape)
         return Restricted(jnp.zeros(num_visible), jnp.zeros(num_hidden), couplings)
 
     def log_density(self, x: Units, *args: Any) -> Float[Array, ""]:

@@ -103,7 +103,9 @@ class Exact(NamedTuple):
     heat_capacity_slope: float
 
 
-def exact(size: Checked[int], temperature: float | int, interaction: float | int = 1.0) -> Exact:
+def exact(
+    size: Checked[int], temperature: Checked[float], interaction: Checked[float] = 1.0
+) -> Exact:
     """Exact averages at equilibrium without field, by Kaufman's formula in double precision.
 
     Refused: a temperature or an interaction that is not positive, for which it does not hold.
@@ -112,9 +114,8 @@ def exact(size: Checked[int], temperature: float | int, interaction: float | int
     >>> round(ising.exact(12, 3.0).energy, 6)
     -118.114819
     """
-    _positive(temperature, "exact(temperature=...)")
-    _positive(interaction, "exact(interaction=...)")
-    temperature, interaction = np.float64(temperature), np.float64(interaction)
+    temperature = np.float64(_validate.number(temperature, "exact(temperature=...)", above=0))
+    interaction = np.float64(_validate.number(interaction, "exact(interaction=...)", above=0))
     with jax.enable_x64(True):
         weak = bool(interaction < _WEAK * temperature)
         averages = _averages(_validate.count(size, "exact(size=...)"), weak)
@@ -149,8 +150,12 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
             f"`enumerated(size=...)` goes over all states and takes sizes from 2 to 4, got {size}:"
             " see `exact`."
         )
-    temperature, interaction, field = (float(value) for value in parameter(theta))
-    _positive(temperature, "enumerated(theta=...)`'s temperature `T")
+    where = "enumerated(theta=...)"
+    temperature, interaction, field = (
+        _validate.number(value, f"{where}`: `{name}")
+        for name, value in parameter(theta)._asdict().items()
+    )
+    _validate.number(temperature, f"{where}`: the temperature `T", above=0)
     codes = np.arange(2 ** (size * size), dtype=np.int64)
     x = 1 - 2 * ((codes[:, None] >> np.arange(size * size)) & 1).reshape(-1, size, size)
     bonds = np.sum(x * (np.roll(x, 1, axis=1) + np.roll(x, 1, axis=2)), axis=(1, 2))
@@ -166,7 +171,7 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     )
 
 
-def peak(size: int, interaction: float | int = 1.0) -> float:
+def peak(size: Checked[int], interaction: Checked[float] = 1.0) -> float:
     """The temperature at which the heat capacity of the L×L lattice is greatest, by bisection of
     `dC/dT` (Kaufman).
 
@@ -174,15 +179,11 @@ def peak(size: int, interaction: float | int = 1.0) -> float:
     >>> round(ising.peak(12), 4)
     2.3327
     """
-    _positive(interaction, "peak(interaction=...)")
+    size = _validate.count(size, "peak(size=...)")
+    interaction = _validate.number(interaction, "peak(interaction=...)", above=0)
     # Temperatures in units of the interaction.
     low, high = 1.5, 4.0
     for _ in range(35):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if exact(size, middle).heat_capacity_slope > 0 else (low, middle)
     return 0.5 * (low + high) * float(interaction)
-
-
-def _positive(value: float | int, name: str) -> None:
-    if not 0 < float(value) < np.inf:
-        raise ValueError(f"`{name}` must be positive and finite, got {value}.")

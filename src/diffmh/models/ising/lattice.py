@@ -58,8 +58,8 @@ State = Spins | Num[Array, "L L"]
 
 def spins(lattice: Checked[Int[ArrayLike, "L L"]]) -> Spins:
     """A lattice of even L by colour."""
-    lattice = jnp.asarray(lattice)
-    size = lattice.shape[0]
+    lattice = _validate.array_of(lattice, "`spins(lattice)`")
+    size = lattice.shape[0] if lattice.ndim else 0
     if lattice.ndim != 2 or lattice.shape != (size, size) or size % 2 or size < 4:
         raise ValueError(
             "`spins(lattice)` takes a square lattice of even size at least 4, got shape"

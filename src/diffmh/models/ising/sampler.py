@@ -195,7 +195,7 @@ class SequentialSweep(Kernel):
         return self
 
 
-def sampler(flip: bool = False) -> Cycle:
+def sampler(flip: Checked[bool] = False) -> Cycle:
     """A sweep: the black sites, then the white ones.
 
     >>> import jax, diffmh
@@ -206,10 +206,11 @@ def sampler(flip: bool = False) -> Cycle:
     >>> capacity = diffmh.compose(ising.heat_capacity, moments)
     >>> value, slope = jax.value_and_grad(capacity)(3.0, jax.random.key(0))
     """
+    flip = _validate.flag(flip, "ising.sampler(flip=...)")
     return Cycle(HalfSweep(0, flip), HalfSweep(1, flip))
 
 
-def sequential(size: Checked[int], flip: bool = False) -> SequentialSweep:
+def sequential(size: Checked[int], flip: Checked[bool] = False) -> SequentialSweep:
     """The paper's sweep over a lattice of any size, whose state is an (L, L) array: slower than
     `sampler`, for comparison.
 
@@ -221,4 +222,5 @@ def sequential(size: Checked[int], flip: bool = False) -> SequentialSweep:
     ... )
     >>> value, slope = jax.value_and_grad(mean)(3.0, jax.random.key(0))
     """
+    flip = _validate.flag(flip, "ising.sequential(flip=...)")
     return SequentialSweep(_validate.count(size, "sequential(size=...)"), flip)
