@@ -118,7 +118,7 @@ def hexed(result) -> str:
     [
         (reported, OTHERS),
         (with_baseline, [{"baseline": 2.0}]),
-        (with_control, OTHERS[:1]),
+        pytest.param(with_control, OTHERS[:1], marks=pytest.mark.thorough),
         (descent, [{"centre": 2.0}, {"rate": 0.2}, {"start": 2.0}]),
         (drawn, [{"width": 2.0}, {"start": 1.0}]),
         pytest.param(composed, OTHERS[:1], marks=pytest.mark.thorough),
@@ -293,7 +293,7 @@ def test_a_damaged_file_is_told_or_does_no_harm(line, seed, complete, tmp_path):
 @pytest.mark.parametrize("line", [descent, drawn])
 def test_the_newest_file_is_never_believed_when_it_is_damaged(line, complete, tmp_path):
     directory, found = complete
-    for damage in (flip, shorten, zero, empty):
+    for damage in (flip, shorten):
         place = tmp_path / damage.__name__
         shutil.copytree(directory / line.__name__, place)
         newest = max(place.glob("0*"))
