@@ -13,7 +13,6 @@ import numpy as np
 
 import diffmh
 from diffmh import sad
-from diffmh._sharding import check_mesh, over_shards
 from diffmh.simulation import Simulation
 
 MESH = jax.make_mesh((jax.device_count(),), ("chains",))
@@ -57,26 +56,26 @@ def program(theta, key):
 def replicates(mesh):
     """As many as cannot be shared out evenly."""
     report = sad.run(program, jnp.array([0.5, 0.2]), KEY, num_replicates=42, mesh=mesh)
+    return _numbers(report)
+
+
+def _numbers(report):
     return [report.value, report.value_error, report.gradient, report.gradient_error]
-
-
-def draws(keys, common):
-    """What has an axis of chains, and what has none."""
-    drawn = jax.vmap(lambda key: jax.random.normal(key, (3,)), out_axes=-1)(keys)
-    return {"each": drawn + common, "all": jnp.arange(3.0) * common}
 
 
 def results():
     report = MEAN.run(0.5, KEY, 1.2)
+    births = MEAN.by(diffmh.StochasticDerivative(births=True))
     gradients = jax.jit(jax.vmap(jax.jacobian(MEAN), (0, None, None)))
     return {
         "each chain": MEAN.per_chain(0.5, KEY, 1.2),
         "gradients": gradients(jnp.array([0.5, -0.5]), KEY, 1.2),
-        "report": [report.value, report.value_error, report.gradient, report.gradient_error],
+        "report": _numbers(report),
+        "report by births": _numbers(births.run(0.5, KEY, 1.2)),
+        "report by covariance": _numbers(MEAN.by(diffmh.Covariance()).run(0.5, KEY, 1.2)),
         "effective samples": report.effective_samples,
         "draws": drawn(MESH),
         "sad": replicates(MESH),
-        **over_shards(draws, check_mesh(MESH), jax.random.split(KEY, 8), 2.0),
     }
 
 

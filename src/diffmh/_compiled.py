@@ -66,18 +66,18 @@ def _with_derivative(simulation: Simulation, outcome: Outcome):
     derivative, watch = simulation.estimator.derivative, outcome.watch
     assert isinstance(watch, Watch)
 
-    def stretches(sums: Observed, lengths) -> Stretches:
+    def stretches(sums: Observed, lengths: tuple[int, ...]) -> Stretches:
         def divide(leaf):
-            return leaf / jnp.maximum(1, lengths).reshape(-1, *(1,) * (leaf.ndim - 1))
+            return leaf / jnp.maximum(1, jnp.array(lengths)).reshape(-1, *(1,) * (leaf.ndim - 1))
 
         means = jax.tree.map(divide, sums)
         return Stretches(means.value, jax.vmap(derivative)(means.estimator, means.value), lengths)
 
     window = watch.window
-    halves = jnp.array([window.middle - window.first, simulation.num_steps - window.middle])
+    halves = (window.middle - window.first, simulation.num_steps - window.middle)
     outcome = dataclasses.replace(
         outcome,
-        stretches=stretches(watch.sums, watch.lengths),
+        stretches=stretches(watch.sums, watch.batches.samples),
         halves=stretches(watch.halves, halves),
     )
     if outcome.gathered is not None:
@@ -99,7 +99,7 @@ def followed(simulation: Simulation, theta, key, args, course: Course):
     # Without the mesh: what is begun on several devices may be continued on any number of them.
     alone = dataclasses.replace(loop, simulation=dataclasses.replace(simulation, mesh=None))
     unbegun = _unbegun(alone)
-    begin = at_home(loop, Loop.start, unbegun)
+    begin = at_home(loop, unbegun)
     blocks = (jnp.int32(0), jnp.int32(1))
     form = lambda: eqx.filter_eval_shape(_advance, loop, begin, *blocks)[1]
 

@@ -57,76 +57,80 @@ def over_shards(
     function: Callable[..., PyTree],
     mesh: Mesh,
     keys: Key[Array, "C ..."],
+    carry: PyTree,
     *common: PyTree,
-    like: Callable[..., PyTree] | None = None,
-    carry: PyTree = None,
 ) -> PyTree:
     """`function(keys, carry, *common)`, where each device has its share of the chains' keys and of
-    what is carried; without a `carry`, `function(keys, *common)`.
-
-    Results have the chains as their last axis, or are the same whatever the number of chains;
-    which of the two is seen from their shapes, or from those of `like(keys, *common)`. What is
-    carried is in the form of the first result. `common` goes to every device.
+    what is carried. Chains are the last axis of every array that is carried or returned; `common`
+    goes to every device.
     """
-    form, per_chain = _form(like or function, keys, *common)
-    structure = jax.tree.structure(form)
-    inputs = jax.tree.leaves(carry)
+    leaves, structure = jax.tree.flatten(carry)
 
     def on_device(keys, leaves, *common):
-        between = () if carry is None else (jax.tree.structure(carry).unflatten(leaves),)
-        results = jax.tree.leaves(function(keys, *between, *common))
-        pairs = zip(results, per_chain, strict=True)
-        return [leaf if mapped else leaf[None] for leaf, mapped in pairs]
+        results = function(keys, structure.unflatten(leaves), *common)
+        # Chains first: so the shares are joined along the same axis, however many others there are.
+        return jax.tree.map(_chains_first, _checked(results, keys.shape[0]))
 
-    specs = list(map(_spec, jax.tree.leaves(form), per_chain))
-    alone = PartitionSpec(AXIS)
-    outputs = [spec if each else alone for spec, each in zip(specs, per_chain, strict=True)]
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(PartitionSpec(AXIS), specs[: len(inputs)], *(PartitionSpec() for _ in common)),
-        out_specs=outputs,
+        in_specs=(
+            PartitionSpec(AXIS),
+            [_chains_last(leaf) for leaf in leaves],
+            *(PartitionSpec() for _ in common),
+        ),
+        out_specs=PartitionSpec(AXIS),
         # No result is claimed to be the same on all devices: there is nothing to check.
         check_vma=False,
     )
-    results = zip(jax.jit(mapped)(keys, inputs, *common), per_chain, strict=True)
-    return structure.unflatten([leaf if mapped else leaf[0] for leaf, mapped in results])
+    joined = lambda *given: jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), mapped(*given))
+    return jax.jit(joined)(keys, leaves, *common)
 
 
 def over_groups(
     function: Callable[..., PyTree],
     num_groups: int,
     keys: Key[Array, "C ..."],
+    carry: PyTree,
     *common: PyTree,
-    like: Callable[..., PyTree],
-    carry: PyTree = None,
 ) -> PyTree:
     """The same as `over_shards`, but one group of chains after the other on one device."""
-    form, per_chain = _form(like, keys, *common)
-    leaves = jax.tree.leaves(carry)
-    mapped = [leaf for leaf, each in zip(leaves, per_chain, strict=False) if each]
+    size = keys.shape[0] // num_groups
+
+    def split(leaf: Array) -> Array:
+        """Groups of chains first, their chains last."""
+        return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], num_groups, size), -2, 0)
+
+    def join(leaf: Array) -> Array:
+        return jnp.moveaxis(leaf, 0, -2).reshape(*leaf.shape[1:-1], num_groups * size)
 
     def of_group(given):
-        keys, own = given
-        own = iter(own)
-        whole = [next(own) if each else leaf for leaf, each in zip(leaves, per_chain, strict=False)]
-        between = () if carry is None else (jax.tree.structure(carry).unflatten(whole),)
-        return jax.tree.leaves(function(keys, *between, *common))
+        return _checked(function(*given, *common), size)
 
-    groups = keys.reshape(num_groups, -1, *keys.shape[1:])
-    results = jax.lax.map(of_group, (groups, [_split(leaf, num_groups) for leaf in mapped]))
-    pairs = zip(results, per_chain, strict=True)
-    joined = [_join(leaf) if each else leaf[0] for leaf, each in pairs]
-    return jax.tree.structure(form).unflatten(joined)
+    groups = keys.reshape(num_groups, size, *keys.shape[1:])
+    results = jax.lax.map(of_group, (groups, jax.tree.map(split, _checked(carry, keys.shape[0]))))
+    return jax.tree.map(join, results)
 
 
-def _split(leaf: Array, num_groups: int) -> Array:
-    """Groups of chains first, their chains last."""
-    return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], num_groups, -1), -2, 0)
+def _checked(tree: PyTree, num_chains: int) -> PyTree:
+    """The same tree, of which every array must end with the axis of the chains."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.shape(leaf)[-1:] != (num_chains,):
+            raise ValueError(
+                f"`{jax.tree_util.keystr(path)}` is carried from block to block or returned for"
+                f" {num_chains} chains, so chains must be its last axis, got the shape"
+                f" {jnp.shape(leaf)}."
+            )
+    return tree
 
 
-def _join(leaf: Array) -> Array:
-    return jnp.moveaxis(leaf, 0, -2).reshape(*leaf.shape[1:-1], -1)
+def _chains_first(leaf: Array) -> Array:
+    return jnp.moveaxis(leaf, -1, 0)
+
+
+def _chains_last(leaf: Array) -> PartitionSpec:
+    """Shared out along the last axis."""
+    return PartitionSpec(*(None for _ in leaf.shape[1:]), AXIS)
 
 
 def summed_over_shards(
@@ -139,11 +143,10 @@ def summed_over_shards(
     """The sum over devices of `function(keys, per_chain, *common)`, where each has its share of the
     chains' keys and of an array with the chains last.
     """
-    last = PartitionSpec(*(None for _ in per_chain.shape[1:]), AXIS)
     mapped = jax.shard_map(
         lambda *given: jax.lax.psum(function(*given), AXIS),
         mesh=mesh,
-        in_specs=(PartitionSpec(AXIS), last, *(PartitionSpec() for _ in common)),
+        in_specs=(PartitionSpec(AXIS), _chains_last(per_chain), *(PartitionSpec() for _ in common)),
         out_specs=PartitionSpec(),
     )
     return mapped(keys, per_chain, *common)
@@ -158,30 +161,11 @@ def shared_evenly(keys: Key[Array, "C ..."], mesh: Mesh | None) -> Key[Array, "C
     return jax.lax.with_sharding_constraint(keys, NamedSharding(mesh, PartitionSpec(AXIS)))
 
 
-def placed(
-    tree: PyTree, like: Callable[..., PyTree], mesh: Mesh, keys: Key[Array, "C ..."], *common
-) -> PyTree:
-    """A tree of arrays that every host has whole, each device having its share."""
-    form, per_chain = _form(like, keys, *common)
-    specs = map(_spec, jax.tree.leaves(form), per_chain)
+def placed(tree: PyTree, mesh: Mesh) -> PyTree:
+    """A tree of arrays, chains last, that every host has whole, each device having its share."""
     leaves, structure = jax.tree.flatten(tree)
-    shares = [NamedSharding(mesh, spec) for spec in specs]
+    shares = [NamedSharding(mesh, _chains_last(leaf)) for leaf in leaves]
     return structure.unflatten(jax.jit(lambda leaves: leaves, out_shardings=shares)(leaves))
-
-
-def _spec(leaf: jax.ShapeDtypeStruct, per_chain: bool) -> PartitionSpec:
-    """Shared out along the last axis, or the same everywhere."""
-    return PartitionSpec(*(None for _ in leaf.shape[1:]), AXIS) if per_chain else PartitionSpec()
-
-
-def _form(function: Callable[..., PyTree], keys, *common) -> tuple[PyTree, list[bool]]:
-    """The result's form, and which of its leaves have an axis of chains: those that grow with
-    their number.
-    """
-    more = jax.eval_shape(lambda keys: jnp.concatenate([keys, keys]), keys)
-    form, larger = (jax.eval_shape(function, some, *common) for some in (keys, more))
-    grows = jax.tree.map(lambda one, other: one.shape != other.shape, form, larger)
-    return form, jax.tree.leaves(grows)
 
 
 class Hosts(eqx.Module):

@@ -36,8 +36,12 @@ class Drift(eqx.Module):
         return f"{a:.3g} ± {da:.1g} over the first half and {b:.3g} ± {db:.1g} over the second"
 
 
-def drift(halves: Float[np.ndarray, "2 ... C"]) -> Drift:
-    """How the mean over the first half differs from that over the second, entry by entry."""
+def drift(halves: Float[np.ndarray, "H ... C"]) -> Drift:
+    """How the mean over the first half differs from that over the second, entry by entry. A single
+    step has one half.
+    """
+    if len(halves) < 2:
+        return Drift((math.nan, math.nan), (math.nan, math.nan), 0.0)
     num_chains = halves.shape[-1]
     halves = halves.reshape(2, -1, num_chains)
     means = halves.mean(axis=-1)
@@ -52,15 +56,15 @@ def drift(halves: Float[np.ndarray, "2 ... C"]) -> Drift:
     return Drift(pair(0), pair(1), float(excess[most]))
 
 
-def value_r_hat(outcome: Outcome) -> float:
+def value_r_hat(outcome: Outcome, halves: Stretches) -> float:
     """Split R̂ of f's value, `√(1 + B/W)`: B the variance of the means over half chains, W that of f
     within a chain; the largest of its entries.
     """
-    assert isinstance(outcome.watch, Watch) and outcome.halves is not None
+    assert isinstance(outcome.watch, Watch)
     means, origin = np.asarray(outcome.observed.value, float), outcome.watch.per_chain.origin
     within = np.asarray(outcome.observed.watched, float) - (means - np.asarray(origin)) ** 2
     within = np.mean(within, axis=-1)
-    between = _of_half_chains(np.asarray(outcome.halves.value, float))
+    between = _of_half_chains(np.asarray(halves.value, float))
     ratio = between / np.where(within > 0, within, np.inf)
     return math.sqrt(1 + float(np.nan_to_num(ratio).max()))
 
@@ -84,7 +88,7 @@ def gradient_r_hat(halves: Stretches, stretches: Stretches) -> float:
     return math.sqrt(float(np.nan_to_num(ratio).max()))
 
 
-def _of_half_chains(halves: Float[np.ndarray, "2 ... C"]) -> Float[np.ndarray, "..."]:
+def _of_half_chains(halves: Float[np.ndarray, "H ... C"]) -> Float[np.ndarray, "..."]:
     return np.moveaxis(halves, 0, -1).reshape(*halves.shape[1:-1], -1).var(axis=-1, ddof=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -140,16 +141,38 @@ class Window(eqx.Module):
         return jnp.stack([early, step >= self.middle])
 
 
+class Batches(eqx.Module):
+    """Successive stretches of a run, a fixed number of them however long it is: the block that each
+    begins with, and how many samples it has.
+    """
+
+    first_blocks: tuple[int, ...]
+    samples: tuple[int, ...]
+
+    @staticmethod
+    def of(num_blocks: int, block_steps: int, num_samples: int, burn_in: int) -> Batches:
+        count = min(_BATCHES, num_blocks)
+        # The blocks nearest to the ends of equal parts.
+        first = tuple((2 * i * num_blocks + count) // (2 * count) for i in range(count))
+        samples_before = lambda block: min(max(0, block * block_steps - burn_in), num_samples)
+        edges = [samples_before(block) for block in (*first, num_blocks)]
+        return Batches(first, tuple(b - a for a, b in itertools.pairwise(edges)))
+
+    def number(self, block: Int[Array, ""]) -> Int[Array, ""]:
+        """In which of them a block lies."""
+        return jnp.sum(block >= jnp.array(self.first_blocks)) - 1
+
+
 class Watch(eqx.Module):
     """What is counted in each chain, and sums of what it observes (f, and what the estimator
-    averages) over successive stretches of it: a fixed number of them, however long the run, and the
-    two halves of a window.
+    averages) over successive stretches of it and over the two halves of a window. Stretches and
+    halves lead, chains are last.
     """
 
     per_chain: Counts
     sums: PyTree
-    lengths: Int[Array, "batches"]
     halves: PyTree
+    batches: Batches = eqx.field(static=True)
     window: Window = eqx.field(static=True)
 
     @staticmethod
@@ -157,13 +180,12 @@ class Watch(eqx.Module):
         origin: Float[Array, "F C"],
         memory: PyTree,
         num_leaves: int,
-        num_blocks: int,
+        batches: Batches,
         window: Window,
     ) -> Watch:
         zeros = lambda origin, memory: Counts.zeros(num_leaves, origin, memory)
         counts = over_chains(zeros)(origin, memory)
-        lengths = jnp.zeros(min(_BATCHES, num_blocks), int)
-        return Watch(counts, None, lengths, None, window)
+        return Watch(counts, None, None, batches, window)
 
     def watching(self, zeros: PyTree) -> Watch:
         """With sums of what is observed, whose form is that of `zeros`."""
@@ -171,23 +193,20 @@ class Watch(eqx.Module):
         def stacked(count):
             return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), zeros)
 
-        return dataclasses.replace(self, sums=stacked(self.lengths.size), halves=stacked(2))
+        return dataclasses.replace(self, sums=stacked(len(self.batches.samples)), halves=stacked(2))
 
     def after_block(
         self,
         block: Int[Array, ""],
-        num_blocks: int,
         per_chain: Counts,
         sums: PyTree,
         halves: PyTree,
-        length: Int[Array, ""],
     ) -> Watch:
-        # In floats: block · batches may pass 2³¹.
-        share = jnp.floor((block + 0.5) * (self.lengths.size / num_blocks)).astype(int)
+        batch = self.batches.number(block)
         return Watch(
             per_chain,
-            jax.tree.map(lambda total, leaf: total.at[share].add(leaf), self.sums, sums),
-            self.lengths.at[share].add(length),
+            jax.tree.map(lambda total, leaf: total.at[batch].add(leaf), self.sums, sums),
             jax.tree.map(jnp.add, self.halves, halves),
+            self.batches,
             self.window,
         )

@@ -195,7 +195,7 @@ def find(outcome: Outcome) -> Finding:
     assert outcome.method is not None and outcome.stretches is not None, "the run has no method"
     assert outcome.halves is not None
     stretches, halves = outcome.stretches.nonempty(), outcome.halves.nonempty()
-    num_samples = float(outcome.watch.lengths.sum())
+    num_samples = float(sum(outcome.watch.batches.samples))
     return Finding(
         acceptance_rate=float(rates.mean()),
         least_acceptance=float(rates.min()),
@@ -219,7 +219,7 @@ def find(outcome: Outcome) -> Finding:
         largest_share=largest_share(stretches) if has_slots else 0.0,
         cut_off=float(np.mean(counts.age > 0.1 * num_samples)) if has_slots else 0.0,
         recouplings=float(recoupled / counts.recoupled.size),
-        value_r_hat=value_r_hat(outcome),
+        value_r_hat=value_r_hat(outcome, halves),
         gradient_r_hat=gradient_r_hat(halves, stretches),
         value_drift=drift(halves.value),
         gradient_drift=drift(halves.jacobian),
@@ -236,7 +236,7 @@ def _effective_samples(outcome: Outcome) -> Float[np.ndarray, "F"]:
     """
     watch = outcome.watch
     assert isinstance(watch, Watch), "the run was not diagnosed"
-    lengths = np.asarray(watch.lengths, float)
+    lengths = np.array(watch.batches.samples, float)
     sums = np.asarray(watch.sums.value, float)[lengths > 0]
     lengths = lengths[lengths > 0][:, None, None]
     means, origin = np.asarray(outcome.observed.value, float), np.asarray(watch.per_chain.origin)

@@ -33,14 +33,18 @@ class Stretches(eqx.Module):
 
     value: Float[Any, "S F C"]
     jacobian: Float[Any, "S P F C"]
-    length: Int[Any, "S"]
+    lengths: tuple[int, ...] = eqx.field(static=True)
 
     def nonempty(self) -> Stretches:
         """On the host and in double precision, without those of no length (burn-in)."""
-        length = np.asarray(self.length)
-        some = length > 0
+        some = self.length > 0
         chosen = lambda leaf: np.asarray(leaf, float)[some]
-        return Stretches(chosen(self.value), chosen(self.jacobian), length[some])
+        lengths = tuple(length for length in self.lengths if length)
+        return Stretches(chosen(self.value), chosen(self.jacobian), lengths)
+
+    @property
+    def length(self) -> Int[np.ndarray, "S"]:
+        return np.array(self.lengths)
 
 
 class Shape(eqx.Module):

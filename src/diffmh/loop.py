@@ -20,7 +20,7 @@ from ._lowering import plain_jax
 from ._lowering.chains import over_chains
 from ._sums import CompensatedSum
 from .chain import Chain, Stepper
-from .counts import Silent, Watch, Window
+from .counts import Batches, Silent, Watch, Window
 from .estimators import Block, Reading
 from .parameters import Parameters
 from .simulation import Observed, Outcome, Simulation
@@ -36,7 +36,9 @@ _LEAST_GROUP, _LARGEST_GROUP = 64, 512
 
 
 class Progress(eqx.Module):
-    """How far a run has come, chains last: all that is needed to go on."""
+    """How far a run has come: all that is needed to go on. Chains are the last axis of every
+    array, so that they can be shared out; what is the same for all of them is static.
+    """
 
     chains: Chain
     startable: Bool[Array, "C"]
@@ -114,7 +116,7 @@ class Loop(eqx.Module):
         watch = watch.watching(_unwatched(zeros))
         begun = Progress(chains, startable, CompensatedSum.like(zeros), watch)
         form = jax.eval_shape(lambda: self._read(begun, chains, self._unkept(begun), True)[1])
-        if form is None:
+        if form is None or form.gathered is None:
             return begun
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form.gathered)
         return dataclasses.replace(begun, gathered=CompensatedSum.like(nothing))
@@ -123,9 +125,10 @@ class Loop(eqx.Module):
         plain = parameters.value_only()
         f = lambda x, past: self.simulation.observable(plain, x, past).primal
         origin = over_chains(f)(chains.state.x, without_tangents(chains.past))
-        window = Window.of(self.simulation.num_samples, self.simulation.burn_in)
+        counted = (self.simulation.num_samples, self.simulation.burn_in)
+        batches = Batches.of(self.num_blocks, self.block_steps, *counted)
         num_leaves = len(jax.tree.leaves(self.stepper.one))
-        return Watch.start(origin, chains.memory, num_leaves, self.num_blocks, window)
+        return Watch.start(origin, chains.memory, num_leaves, batches, Window.of(*counted))
 
     def block_noise(self, block: Int[Array, ""]) -> PyTree:
         """The randomness of a block: steps first, chains last."""
@@ -134,6 +137,12 @@ class Loop(eqx.Module):
 
     def block(self, index: Int[Array, ""], progress: Progress) -> Progress:
         """One block of steps of all chains."""
+        return self.read_block(index, progress)[0]
+
+    def read_block(
+        self, index: Int[Array, ""], progress: Progress
+    ) -> tuple[Progress, Reading | None]:
+        """The same, and what the estimator read off it."""
         simulation, block_steps = self.simulation, self.block_steps
         parameters = self.stepper.parameters(jax.random.fold_in(self.key, index))
         noise = self.block_noise(index)
@@ -165,15 +174,11 @@ class Loop(eqx.Module):
         chains, reading = self._read(progress, chains, kept, self._must_end(index))
         gathered = progress.gathered
         if reading is not None:
-            assert gathered is not None
-            gathered = gathered.plus(reading.gathered)
+            gathered = None if gathered is None else gathered.plus(reading.gathered)
             sums, halves = _with_reading(sums, halves, reading.observed)
-        sampled = jnp.clip(end - simulation.burn_in, 0, end - begin)
-        watch = progress.watch.after_block(
-            index, self.num_blocks, per_chain, _unwatched(sums), halves, sampled
-        )
+        watch = progress.watch.after_block(index, per_chain, _unwatched(sums), halves)
         sums = progress.sums.plus(sums)
-        return Progress(chains, progress.startable, sums, watch, gathered)
+        return Progress(chains, progress.startable, sums, watch, gathered), reading
 
     def _must_end(self, index: Int[Array, ""]) -> Bool[Array, ""]:
         """Short blocks may leave sums for the next, unless a report wants to know block by block;
@@ -238,8 +243,7 @@ class Loop(eqx.Module):
             log_density = over_chains(self.stepper.largest_log_density)(progress.chains.state.x)
         gathered = None
         if progress.gathered is not None:
-            total = jax.tree.map(lambda leaf: leaf / count, progress.gathered.value())
-            gathered = self.simulation.estimator.gathered(total, progress.startable)
+            gathered = jax.tree.map(mean, progress.gathered.value())
         return Outcome(
             jax.tree.map(mean, progress.sums.value()),
             progress.watch,

@@ -9,10 +9,12 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from ._lowering.manual import varying
 from ._sharding import over_groups, over_shards, placed, summed_over_shards
+from ._sums import CompensatedSum
 from .estimators import Backward, Forward
 from .loop import Loop, Progress
 from .simulation import Outcome, Simulation
@@ -31,11 +33,11 @@ def run(
     `num_samples`; each device of the mesh, if there is one, runs its share of them.
     """
     loop = Loop(simulation, theta, key, args, differentiate, diagnose)
-    return shared_out(_run, loop, like=lambda loop: loop.outcome(loop.start()))
+    return shared_out(_run, loop, None)
 
 
 @varying
-def _run(loop: Loop) -> Outcome:
+def _run(loop: Loop, _: None) -> Outcome:
     block = lambda index, progress: loop.block(index, progress)
     return loop.outcome(jax.lax.fori_loop(0, loop.num_blocks, block, loop.start()))
 
@@ -47,12 +49,7 @@ def advance(
     is block 0. It is one program for every stretch, so that a run has the same digits however it
     is cut.
     """
-
-    def like(loop: Loop, *_):
-        progress = loop.start()
-        return progress, loop.outcome(progress)
-
-    return shared_out(_advance, loop, first, last, like=like, carry=progress)
+    return shared_out(_advance, loop, progress, first, last)
 
 
 @varying
@@ -99,53 +96,41 @@ def pulled(
 def _pull(simulation: Simulation, theta, key, args, cotangent: Float[Array, "F C"]) -> PyTree:
     loop = Loop(simulation, theta, key, args, True)
     begin = eqx.tree_at(lambda progress: progress.chains.memory.cotangent, loop.start(), cotangent)
-    block = lambda index, progress: loop.block(index, progress)
-    return loop.outcome(jax.lax.fori_loop(0, loop.num_blocks, block, begin)).gathered
+
+    def block(index, carry):
+        progress, gradient = carry
+        progress, reading = loop.read_block(index, progress)
+        assert reading is not None, "births are read at the end of every block"
+        return progress, gradient.plus(reading.pulled)
+
+    nothing = CompensatedSum.like(jax.tree.map(jnp.zeros_like, theta))
+    _, gradient = jax.lax.fori_loop(0, loop.num_blocks, block, (begin, nothing))
+    may_run = jnp.all(begin.startable)
+    mean = lambda leaf: jnp.where(may_run, leaf / simulation.num_samples, jnp.nan)
+    return jax.tree.map(mean, gradient.value())
 
 
-def shared_out(
-    function: Callable[..., PyTree],
-    loop: Loop,
-    *more: Any,
-    like: Callable[..., PyTree],
-    carry: PyTree = None,
-) -> PyTree:
-    """`function(loop, carry, *more)`, or without a carry `function(loop, *more)`; each device of
-    the mesh, if there is one, has a loop of its share of the chains. What is carried is in the form
-    of the first result, and `like(loop, *more)` has the results' form.
+def shared_out(function: Callable[..., PyTree], loop: Loop, carry: PyTree, *more: Any) -> PyTree:
+    """`function(loop, carry, *more)`, by groups of chains; each device of the mesh, if there is
+    one, has a loop of its share of them. Chains are the last axis of every array that is carried or
+    returned.
     """
     mesh, num_groups = loop.simulation.mesh, loop.num_groups
     if mesh is None and num_groups == 1:
-        return function(loop, *(() if carry is None else (carry,)), *more)
+        return function(loop, carry, *more)
     arrays, static = eqx.partition((loop, more), eqx.is_array)
 
-    def share(keys, arrays):
+    def share(keys, carry, arrays):
         loop, more = eqx.combine(arrays, static)
-        return loop.share(keys), more
-
-    def on_device(keys, *given):
-        *carried, arrays = given
-        own, more = share(keys, arrays)
-        if mesh is None:
-            return function(own, *carried, *more)
-        between = carried[0] if carried else None
-        return shared_out(function, own, *more, like=like, carry=between)
-
-    def form(keys, arrays):
-        own, more = share(keys, arrays)
-        return like(own, *more)
+        return shared_out(function, loop.share(keys), carry, *more)
 
     keys = loop.simulation.chain_keys(loop.key)
     if mesh is None:
-        return over_groups(on_device, num_groups, keys, arrays, like=form, carry=carry)
-    return over_shards(on_device, mesh, keys, arrays, like=form, carry=carry)
+        return over_groups(share, num_groups, keys, carry, arrays)
+    return over_shards(share, mesh, keys, carry, arrays)
 
 
-def at_home(loop: Loop, like: Callable[[Loop], PyTree], tree: PyTree) -> PyTree:
-    """Arrays in the form of `like(loop)`, each chain's with the device that runs it."""
+def at_home(loop: Loop, tree: PyTree) -> PyTree:
+    """Arrays with chains last, each chain's with the device that runs it."""
     mesh = loop.simulation.mesh
-    if mesh is None:
-        return tree
-    arrays, static = eqx.partition(loop, eqx.is_array)
-    form = lambda keys, arrays: like(eqx.combine(arrays, static).share(keys))
-    return placed(tree, form, mesh, loop.simulation.chain_keys(loop.key), arrays)
+    return tree if mesh is None else placed(tree, mesh)

@@ -199,8 +199,7 @@ def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[C
     began.
     """
     share = functools.partial(_advance_share, thin=walk.thin, num_blocks=num_blocks)
-    like = lambda loop, *blocks: share(loop, loop.start().chains, *blocks)
-    return shared_out(share, walk.loop, first, last, like=like, carry=chains)
+    return shared_out(share, walk.loop, chains, first, last)
 
 
 @varying
@@ -265,7 +264,7 @@ class _Unfinished(eqx.Module):
 def _begin(walk: Walk) -> _Unfinished:
     chains = eqx.filter_eval_shape(lambda: walk.loop.start().chains)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), chains)
-    zeros = at_home(walk.loop, lambda loop: loop.start().chains, zeros)
+    zeros = at_home(walk.loop, zeros)
     none = np.zeros(walk.simulation.num_chains, np.int32)
     return _Unfinished(zeros, none, none)
 

@@ -110,7 +110,7 @@ class Observed(eqx.Module):
 
 
 class Outcome(eqx.Module):
-    """The averages over each chain's samples, chains last, and what was watched on the way: counts,
+    """The averages over each chain's samples, and what was watched on the way: counts,
     the largest `|log g|` where the chain ended, and for a report what its stretches and halves
     say and by which method.
     """
@@ -129,10 +129,4 @@ def joined(outcomes: list[Outcome]) -> Outcome:
     """Of several runs of the same simulation with different keys, as if all were chains of one."""
     if len(outcomes) == 1:
         return outcomes[0]
-
-    def join(path, *leaves):
-        # The stretches of a chain are as long in every run.
-        lengths = getattr(path[-1], "name", None) in ("length", "lengths")
-        return leaves[0] if lengths else jnp.concatenate(leaves, axis=-1)
-
-    return jax.tree_util.tree_map_with_path(join, *outcomes)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *outcomes)

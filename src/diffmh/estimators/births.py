@@ -145,9 +145,6 @@ class Births(Estimator):
     def read(self, block):
         return self.reading.read(block)
 
-    def gathered(self, total, startable):
-        return self.reading.gathered(total, startable)
-
     def derivative(self, means, value):
         return means
 

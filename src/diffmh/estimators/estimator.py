@@ -52,12 +52,14 @@ class Block(eqx.Module):
 
 
 class Reading(eqx.Module):
-    """What a block adds: to what is `gathered` over a run, and to what is `observed` over the
-    samples and over each half of the watched window, stacked.
+    """What a block adds: to what is `gathered` over a run and to what is `observed` over the
+    samples and over each half of the watched window, stacked, both with chains last; and to what
+    is `pulled` back from all chains, like θ.
     """
 
-    gathered: PyTree
+    gathered: PyTree = None
     observed: PyTree = None
+    pulled: PyTree = None
 
 
 class Estimator(eqx.Module):
@@ -115,12 +117,6 @@ class Estimator(eqx.Module):
     def read(self, block: Block) -> tuple[PyTree, Reading | None]:
         """At the end of a block, of all chains: the chains' memory, and what was read."""
         return block.memory, None
-
-    def gathered(self, total: PyTree, startable: Bool[Array, "C"]) -> PyTree:
-        """What was gathered over a run, with chains, if any, last; NaN for those whose start is
-        none.
-        """
-        return total
 
     def sized(self, kernel: Kernel, num_parameters: int, lag: int) -> Estimator:
         """The same estimator in the form that suits so many parameters."""

@@ -173,7 +173,7 @@ class Backward(eqx.Module):
         gradient = over_chunks(closed, wanted, _CHUNK, gradient, births)
         if block.kept.place is not None:
             gradient = self._explicit(block, gradient)
-        return memory, Reading(gradient)
+        return memory, Reading(pulled=gradient)
 
     def _explicit(self, block: Block, gradient: PyTree) -> PyTree:
         """`Σ ⟨cotangent, ∂f⟩` over the samples of a block."""
@@ -192,9 +192,6 @@ class Backward(eqx.Module):
 
     def explicit(self, at: Observation) -> None:
         return None
-
-    def gathered(self, total: PyTree, startable: Bool[Array, "C"]) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.where(jnp.all(startable), leaf, jnp.nan), total)
 
 
 class Forward(eqx.Module):
@@ -228,9 +225,6 @@ class Forward(eqx.Module):
             return at.observable(plain, at.state.x, at.past).primal
 
         return jax.jvp(f, (at.parameters.theta,), (self.direction,))[1]
-
-    def gathered(self, total: Float[Array, "F C"], startable: Bool[Array, "C"]):
-        return jnp.where(startable, total, jnp.nan)
 
 
 class Rows(eqx.Module):
@@ -275,15 +269,14 @@ class Rows(eqx.Module):
         if place is not None:
             some = jnp.any(place.shares > 0, axis=1)
             totals = over_chunks(place, some, min(size, _CHUNK), totals, samples)
-        return memory, Reading(*totals)
+        # Rows are added up one by one, so their chains lead until here.
+        rows, parts = totals
+        return memory, Reading(gathered=rows.T, observed=parts)
 
     def nothing(self, at: Observation) -> Float[Array, "R F"]:
         """What is observed comes at the end of each block."""
         num_directions = min(at.parameters.size, _DIRECTIONS)
         return jnp.zeros((num_directions, at.value.primal.size), at.value.primal.dtype)
-
-    def gathered(self, total: Float[Array, "C F P"], startable: Bool[Array, "C"]):
-        return jnp.where(startable, total.T, jnp.nan)
 
 
 def _directions(parameters: Parameters) -> Float[Array, "P R"]:
