@@ -20,10 +20,7 @@ FACTORS = {
     "num_chains": (2048, 600, 16, 2, 1),
     "way": ("jacfwd", "per_chain", "vjp", "call", "run", "until", "checkpoint", "compare"),
     "proposal": ("fixed", "of theta"),
-    "coupling": (
-        "default", "common", "independent", "maximal", "nearly maximal", "same site", "gradient",
-        "reflection",
-    ),
+    "coupling": ("default", "common", "independent", "maximal", "special", "unsuitable"),
     "weights": ("two-sided", "one-sided"),
     "alternatives": (1, 2, 4, 9),
     "control": ("none", "f", "function"),
@@ -39,11 +36,7 @@ FACTORS = {
 
 # Steps of all chains, and times parameters and alternatives.
 MOST_STEPS, MOST_WEIGHTS = 200_000, 10_000_000
-CONTINUOUS = ("walk", "langevin", "hamiltonian")
-GAUSSIAN = ("gradient", "reflection")
 CONTROLLED = ("f", "function")
-DISCRETE = tuple(kernel for kernel in FACTORS["kernel"] if kernel not in CONTINUOUS)
-WITH_LABELS = ("labels", "cycle", "sweep", "mixture")
 
 
 def _steps(row: Row) -> int:
@@ -106,22 +99,12 @@ RULES = (
         ValueError,
         r"`Covariance\(\)` is blind to parameters of the proposal",
     ),
-    Refused({"kernel": DISCRETE, "coupling": GAUSSIAN}, (ValueError, TypeError), "coupling"),
     Refused(
-        {"kernel": (*WITH_LABELS, "walk", "langevin"), "coupling": ("same site",)},
-        ValueError,
-        r"`SameSite\(\)` couples `OneLabel`",
-    ),
-    Refused(
-        {"kernel": ("repeat",), "proposal": ("of theta",), "coupling": ("same site",)},
-        ValueError,
-        r"`SameSite\(\)` couples `OneLabel`",
-    ),
-    Refused(
-        {"kernel": ("gibbs",), "coupling": ("independent", "nearly maximal", "same site")},
+        {"kernel": ("gibbs",), "coupling": ("independent", "unsuitable")},
         TypeError,
         r"Gibbs\(coupling",
     ),
+    Refused({"coupling": ("unsuitable",)}, ValueError, r"`\w+\(\)` \w+.* leave `coupling` out"),
     # A density with a bound, where moves depend on theta.
     Refused(
         {"kernel": ("langevin", "hamiltonian"), "zeros": ("some",)},
@@ -145,6 +128,8 @@ def together(row: Row) -> list[Row]:
     data, problems with impossible values and without.
     """
     ways = LIGHT if row["way"] in LIGHT else FACTORS["way"]
+    if row["estimator"] == "births" and row["way"] in ("jacfwd", "per_chain"):
+        ways = ("jacfwd", "per_chain")  # births are followed backward by a program of its own
     zeros = ("none", "some") if row["args"] == "tables" else (row["zeros"],)
     rows = [row | {"way": way, "zeros": zero} for way in ways for zero in zeros]
     # Each comparison compiles anew.
@@ -156,7 +141,7 @@ TABLE = Table(
     factors=FACTORS,
     rules=RULES,
     triples=(("estimator", "num_chains", "way"), ("kernel", "zeros", "parameters")),
-    # Each takes programs of its own on several devices.
-    rare=frozenset({("mesh", True)}),
+    # Programs of their own on several devices; long runs.
+    rare=frozenset({("mesh", True), ("num_samples", 3000)}),
     together=together,
 )

@@ -181,13 +181,13 @@ def _discrete(
             lambda x: x["h"],
             diffmh.TransitionMatrix(softmax_rows(jnp.asarray(PROPOSAL), theta, of_theta, jnp)),
         )
-        return diffmh.MetropolisHastings(density, q if of_theta else q(None), coupling_of(coupling))
+        return diffmh.MetropolisHastings(density, q if of_theta else q(None), coupling_of(coupling, kernel, of_theta))
 
     def one_label():
         if of_theta:
             return metropolis()
         proposal = diffmh.On(lambda x: x["v"], diffmh.OneLabel(2))
-        return diffmh.MetropolisHastings(density, proposal, coupling_of(coupling))
+        return diffmh.MetropolisHastings(density, proposal, coupling_of(coupling, kernel, of_theta))
 
     def site(i):
         if not of_theta:
@@ -197,12 +197,12 @@ def _discrete(
                 lambda x: x["v"][i],
                 diffmh.TransitionMatrix(softmax_rows(jnp.asarray(UNIT_PROPOSAL), theta, True, jnp)),
             )
-        return diffmh.MetropolisHastings(density, q, coupling_of(coupling))
+        return diffmh.MetropolisHastings(density, q, coupling_of(coupling, kernel, of_theta))
 
     block = lambda: diffmh.BlockGibbs(odds, lambda x: x["v"], density)
     kernels = {
         "labels": metropolis,
-        "gibbs": lambda: diffmh.Gibbs(density, lambda x: x["h"], 3, coupling_of(coupling)),
+        "gibbs": lambda: diffmh.Gibbs(density, lambda x: x["h"], 3, coupling_of(coupling, kernel, of_theta)),
         "block": block,
         "cycle": lambda: diffmh.Cycle(block(), metropolis()),
         "repeat": lambda: diffmh.Repeat(one_label(), 2),
@@ -382,9 +382,9 @@ def _continuous(
     step = (lambda theta: step_of(theta, True, STEP, jnp)) if of_theta else STEP
     kernels = {
         "walk": lambda: diffmh.MetropolisHastings(
-            density, walk if of_theta else walk(None), coupling_of(coupling)
+            density, walk if of_theta else walk(None), coupling_of(coupling, kernel, of_theta)
         ),
-        "langevin": lambda: diffmh.Langevin(density, step, coupling_of(coupling)),
+        "langevin": lambda: diffmh.Langevin(density, step, coupling_of(coupling, kernel, of_theta)),
         "hamiltonian": lambda: diffmh.Hamiltonian(density, step, LEAPS),
     }
     low, high, cells = (LOWEST if zeros else -5.5), 6.5, 480
@@ -432,7 +432,7 @@ def _continuous(
         kernels[kernel](),
         lagged(observed) if lag else observed,
         own(normal_control),
-        np.float32(grid[begin]),
+        float(grid[begin]),
         lambda num_samples, lag: by_theta(*exact(num_samples, lag)),
         lambda num_samples, num_chains: by_theta(*covariance(num_samples, num_chains)),
     )
@@ -450,18 +450,25 @@ def _slope(x):
     return -(x - 0.4)
 
 
-COUPLINGS = {
-    "default": lambda: None,
-    "common": diffmh.CommonRandomNumbers,
-    "independent": diffmh.Independent,
-    "maximal": diffmh.Maximal,
-    "nearly maximal": diffmh.NearlyMaximal,
-    "same site": diffmh.SameSite,
-    "gradient": lambda: diffmh.TwoScale(diffmh.GradientCommonRandomNumbers(_slope)),
-    "reflection": lambda: diffmh.TwoScale(diffmh.GradientReflection(_slope), distance=2.0),
+def coupling_of(name: str | None, kernel: str, of_theta: bool = False) -> diffmh.Coupling | None:
+    """`special` is one that is made for the kernel's proposal, or else the general one."""
+    if name == "special":
+        kernel = "repeat of theta" if kernel == "repeat" and of_theta else kernel
+        return SPECIAL.get(kernel, diffmh.NearlyMaximal)()
+    if name == "unsuitable":
+        return UNSUITABLE.get(kernel, diffmh.MaximalReflection)()
+    return {
+        "default": lambda: None,
+        "common": diffmh.CommonRandomNumbers,
+        "independent": diffmh.Independent,
+        "maximal": diffmh.Maximal,
+    }[name or "default"]()
+
+
+SPECIAL = {
+    "walk": lambda: diffmh.TwoScale(diffmh.GradientReflection(_slope), distance=2.0),
+    "langevin": lambda: diffmh.TwoScale(diffmh.GradientCommonRandomNumbers(_slope)),
+    "repeat": diffmh.SameSite,
+    "gibbs": diffmh.Maximal,
 }
-
-
-@functools.cache
-def coupling_of(name: str):
-    return COUPLINGS[name]()
+UNSUITABLE = {"walk": diffmh.SameSite, "langevin": diffmh.SameSite, "gibbs": diffmh.NearlyMaximal}
