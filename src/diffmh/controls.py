@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from . import _trees, alternatives, values
 from .alternatives import Alternatives, Events, Transition
-from .decisions import Weights
+from .decisions import Weights, of_possible
 from .values import without_tangents
 
 # Fewer chains don't tell two coefficients.
@@ -91,7 +91,7 @@ def advance(
     new = jnp.where(born[:, None], newcomer[None], old)
     # As a product and a sum: a matrix product for each chain is slower.
     flat = candidates.reshape(candidates.shape[0], 1, -1)
-    before = jnp.sum(flat * changes[None], axis=-1)
+    before = jnp.sum(of_possible(flat, changes[None]), axis=-1)
     before = before + values.weighted(remaining.weight, remaining.alive, old)
     pruned = memory.pruned + before - values.weighted(after.weight, after.alive, new)
     events = Events(recoupled, born, jnp.sum(values.norm(candidates)))

@@ -4,6 +4,9 @@ A step makes any number of them, none included. `Acceptance` is Metropolis–Has
 reject, `Bernoulli` and `Categorical` are draws from finitely many values (Gibbs). For a draw of
 value i with probability p_i, flipping it to j with weight w_ij is unbiased iff the net flow into
 each value is the derivative of its probability: `Σ_i p_i w_ij − p_j Σ_i w_ji = dp_j`.
+
+An outcome of probability zero is never a candidate: its weight is exactly zero, and whatever its
+derivative is, a NaN included, counts for nothing.
 """
 
 from __future__ import annotations
@@ -294,7 +297,7 @@ class Categorical(Decision):
         at_drawn = lambda array: jnp.sum(jnp.where(self._here, array, 0.0), axis=1, keepdims=True)
         if weights == "two-sided":
             potential = flow_potential(p, p[None] * slope)
-            return jnp.where(self._here, 0.0, potential - at_drawn(potential))
+            return jnp.where(self._here | (p == 0), 0.0, potential - at_drawn(potential))
         # From values that lose probability to those that gain it, in proportion to the gain.
         gain = jnp.maximum(0.0, p[None] * slope)
         gained = jnp.sum(gain, axis=1, keepdims=True)
@@ -316,6 +319,11 @@ class Categorical(Decision):
         value, draw = candidate // self.count, candidate % self.count
         return jnp.where(_one(draw, self.drawn.shape), value.astype(self.drawn.dtype), self.drawn)
 
+    def mean(self, values: Float[Array, "n *F"]) -> Float[Array, "*F"]:
+        """Of one draw, `Σ_j p_j values_j` over the values that are possible."""
+        p = self.probabilities.reshape(-1, *(1,) * (values.ndim - 1))
+        return jnp.sum(of_possible(p, values), axis=0)
+
     def nearest(self, other: Categorical, uniforms: Float[Array, "2"]) -> Int[Array, ""]:
         """One draw of these probabilities that is the other's draw as often as it can be (maximal
         coupling): kept with probability `min(1, p/p_other)`, else drawn from the residual.
@@ -331,14 +339,20 @@ class Categorical(Decision):
         return jnp.sum(slope, axis=tuple(range(1, slope.ndim)))
 
 
-def flow_potential(p: Float[Array, "n *D"], dp: Float[Array, "P n *D"]) -> Float[Array, "P n *D"]:
-    """λ with `w_ij = λ_j − λ_i`: of all unbiased flips between any two values those of least
-    second moment `Σ p_i w_ij²`.
+def of_possible(weight: Float[Array, "..."], value: Float[Array, "..."]) -> Float[Array, "..."]:
+    """`weight · value`, and 0 where the weight is: there the value may be infinite or NaN."""
+    return weight * jnp.where(weight != 0, value, 0.0)
 
-    λ solves `λ_j (1 + n p_j) = dp_j + p_j Σλ` in the gauge `Σ p λ = 0`; nothing is divided by p_j.
+
+def flow_potential(p: Float[Array, "n *D"], dp: Float[Array, "P n *D"]) -> Float[Array, "P n *D"]:
+    """λ with `w_ij = λ_j − λ_i`: of all unbiased flips between any two possible values those of
+    least second moment `Σ p_i w_ij²`.
+
+    λ solves `λ_j (1 + n p_j) = dp_j + p_j Σλ` in the gauge `Σ p λ = 0`, where n is how many values
+    are possible; nothing is divided by p_j.
     """
     p = p[None]
-    share = 1 / (1 + p.shape[1] * p)
+    share = 1 / (1 + jnp.sum(p > 0, axis=1, keepdims=True) * p)
     left = 1 - jnp.sum(p * share, axis=1, keepdims=True)
     total = jnp.sum(dp * share, axis=1, keepdims=True) / left
     return (dp + p * total) * share

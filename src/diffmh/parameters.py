@@ -56,7 +56,26 @@ class Parameters(eqx.Module):
             return Value(value)
         primals = self.apart(primals)
         at_fixed_data = lambda theta, *primals: function(theta, *primals, *self.args)
-        return Value(value, jacobian(at_fixed_data, self.theta, primals, tangents))
+        return Value(value, jacobian(at_fixed_data, self.theta, primals, tangents, value))
+
+    def evaluate_each(
+        self, log_weight: Callable[..., Float[Array, ""]], x: Value, values: Array, here: Array
+    ) -> Value:
+        """`log_weight(theta, x, value, *args)` for each of `values`, of which `here` is possible.
+
+        Where it is −inf the value is impossible, and its derivative counts for nothing. It is taken
+        at `here` instead: backward, `0 · ∞` at one value would reach the parameters of all others.
+        """
+
+        def each(theta, x, values):
+            return jax.vmap(lambda value: log_weight(theta, x, value, *self.args))(values)
+
+        primal = each(self.theta, x.primal, values)
+        if not self.differentiate:
+            return Value(primal)
+        possible = jnp.where(jnp.isneginf(primal), here.astype(values.dtype), values)
+        at = self.apart((x.primal, possible))
+        return Value(primal, jacobian(each, self.theta, at, (x.tangent, None)))
 
     def apart(self, tree: PyTree) -> PyTree:
         """The same values, to compute derivatives from: whatever is done with them leaves the
@@ -96,12 +115,14 @@ def jacobian(
     theta: PyTree,
     primals: tuple[PyTree, ...] = (),
     tangents: tuple[PyTree, ...] = (),
+    value: PyTree = None,
 ) -> PyTree:
     """The derivative of `function(theta, *primals)` by the flattened theta, through the tangents
     of the primals as well, by whichever mode takes fewer passes, or by the one that there is: a
     `custom_vjp` has no forward mode, and a `while_loop` no reverse one.
 
-    The P parameters lead; results that are not floats have `None`.
+    The P parameters lead; results that are not floats have `None`. If the `value` is known, entries
+    that are infinite (log odds of what is impossible) do not touch the derivatives of the others.
     """
     flat, _ = ravel_pytree(theta)
     tangents = tangents or (None,) * len(primals)
@@ -111,12 +132,28 @@ def jacobian(
     backward_only = is_array and "custom_vjp_call" in primitives
     if not is_array or (flat.size <= outputs.size and not backward_only):
         return _by_columns(function, theta, primals, tangents)
+    rows = lambda: _by_rows(function, theta, primals, tangents, outputs)
+    columns = lambda: _by_columns(function, theta, primals, tangents)
     try:
-        return _by_rows(function, theta, primals, tangents, outputs)
+        if value is None or outputs.shape == () or backward_only:
+            return rows()
+        # Backward, `0 · ∞` at an infinite entry reaches the parameters of all others; forward each
+        # entry has a derivative of its own.
+        infinite = any_mapped(jnp.any(jnp.isinf(value)))
+        return jax.lax.cond(infinite, lambda: columns().astype(flat.dtype), rows)
     except ValueError as error:
         if _NO_REVERSE_MODE not in str(error):
             raise
-    return _by_columns(function, theta, primals, tangents)
+    return columns()
+
+
+def any_mapped(flag: Bool[Array, ""]) -> Bool[Array, ""]:
+    """Whether the flag is raised anywhere along the axes that `jax.vmap` maps over: in any chain.
+    All of them then branch together; on a flag of each one's own both branches would run.
+    """
+    call = jax.custom_batching.custom_vmap(lambda flag: flag)
+    call.def_vmap(lambda size, batched, flag: (jnp.any(flag), False))
+    return call(flag)
 
 
 # What JAX says of a `while_loop`.

@@ -16,7 +16,7 @@ from .._validate import Checked
 from ..couplings import CommonRandomNumbers, Coupling, Maximal
 from ..decisions import Bernoulli, Categorical
 from ..kernel import BlockUpdate, DensityOdds, State
-from ..parameters import Parameters
+from ..parameters import Parameters, any_mapped
 from ..proposals import check_label_dtype, refuse_labels
 
 
@@ -97,11 +97,11 @@ class Gibbs(BlockUpdate):
         return jax.random.uniform(key, (num_steps, 2)) if self._maximal else None
 
     def decide(self, parameters: Parameters, state: State, noise) -> Categorical:
-        def logits(theta, x, *args):
-            at = lambda value: self.density(theta, _parts.replace(self.where, x, value), *args)
-            return jax.vmap(at)(jnp.arange(self.num_values))
+        def density(theta, x, value, *args):
+            return self.density(theta, _parts.replace(self.where, x, value), *args)
 
-        return Categorical.draw(noise, parameters.evaluate(logits, state.value))
+        values, here = jnp.arange(self.num_values), self.where(state.x)
+        return Categorical.draw(noise, parameters.evaluate_each(density, state.value, values, here))
 
     def result(self, x, noise, outcome):
         return _parts.replace(self.where, x, outcome)
@@ -122,9 +122,9 @@ class Gibbs(BlockUpdate):
         """Exactly, over all values."""
 
         def one(before, after):
-            p = self.decide(parameters.value_only(), before, noise).probabilities
+            decision = self.decide(parameters.value_only(), before, noise)
             at = lambda value: function(_parts.replace(self.where, before.x, value))
-            return function(after.x) - p @ jax.vmap(at)(jnp.arange(self.num_values))
+            return function(after.x) - decision.mean(jax.vmap(at)(jnp.arange(self.num_values)))
 
         return one(alternative, alternative_after) - one(step.before, step.after)
 
@@ -144,16 +144,31 @@ def _checked_coupling(coupling: Coupling | None) -> Coupling:
 
 
 class UnitOdds(eqx.Module):
-    """The log odds of units of a block that differ: those of `values[1]` where it is y's."""
+    """The log odds of units of a block that differ: those of `values[1]` where it is y's.
+
+    Where another unit's are infinite, `0 · ∞` backward would reach all parameters: there they are
+    those of the density, at the two states alone, which are possible.
+    """
 
     logits: Callable[..., Float[Array, "*D"]]
     where: Callable[[Any], Any]
     values: tuple[Any, Any] = eqx.field(static=True)
+    density: Callable[..., Float[Array, ""]]
 
     def __call__(self, theta, x, y, *args):
-        high = lambda state: (self.where(state) == self.values[1]).astype(float)
-        change = high(y) - high(x)
-        return jnp.sum(jnp.where(change != 0, change * self.logits(theta, x, *args), 0.0))
+        def of_units(theta):
+            high = lambda state: (self.where(state) == self.values[1]).astype(float)
+            change = high(y) - high(x)
+            odds = self.logits(theta, x, *args)
+            return jnp.sum(jnp.where(change != 0, change * odds, 0.0))
+
+        def of_states(theta):
+            odds = DensityOdds(self.density)(theta, x, y, *args)
+            return jnp.asarray(odds, jax.eval_shape(of_units, theta).dtype)
+
+        odds = self.logits(jax.lax.stop_gradient(theta), x, *args)
+        infinite = any_mapped(jnp.any(jnp.isinf(odds)))
+        return jax.lax.cond(infinite, of_states, of_units, theta)
 
 
 class BlockGibbs(BlockUpdate):
@@ -163,7 +178,8 @@ class BlockGibbs(BlockUpdate):
     **Arguments**
 
     - `logits(theta, x, *args)`: for each unit of the block the log odds of `values[1]`, shaped
-      like the block. They must not depend on the block itself.
+      like the block; `-inf` or `inf` where one of the values is impossible. They must not depend
+      on the block itself.
     - `where`: picks the block, an array of the state or elements of one.
     - `log_density(theta, x, *args)`: the density that it leaves invariant, unnormalised.
     - `values`: the two values of a unit, such as `(0, 1)` or `(-1, 1)`; the block may be of any
@@ -221,7 +237,7 @@ class BlockGibbs(BlockUpdate):
 
     @property
     def flip_odds(self):
-        return UnitOdds(self.logits, self.where, self.values)
+        return UnitOdds(self.logits, self.where, self.values, self.density)
 
     def noise(self, key, x, num_steps):
         block = jax.eval_shape(self.where, x)

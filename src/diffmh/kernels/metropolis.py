@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from .. import _trees, _validate, couplings, proposals
 from .._validate import Checked
 from ..couplings import Coupling
-from ..decisions import Acceptance, Categorical, Decision, accept_probability
+from ..decisions import Acceptance, Categorical, Decision, accept_probability, of_possible
 from ..kernel import DensityOdds, State, Step, Update
 from ..parameters import Parameters
 from ..proposals import Proposal
@@ -203,7 +203,7 @@ class MetropolisHastings(Update):
 
         def one(x, x_new, acceptance):
             chance = acceptance.accepted - acceptance.probability
-            return chance * (function(x_new) - function(x))
+            return of_possible(chance, function(x_new) - function(x))
 
         of_primal = one(step.before.x, step.proposed.x, step.decisions[-1])
         return one(alternative.x, y_new, Acceptance.draw(noise.uniform, log_ratio)) - of_primal
@@ -217,11 +217,11 @@ class MetropolisHastings(Update):
         def change(value):
             x_new = proposals.choose(proposal, x, value)
             _, log_ratio = self._log_ratio(plain, before, Value(x_new))
-            return accept_probability(log_ratio.primal) * (function(x_new) - function(x))
+            chance = accept_probability(log_ratio.primal)
+            return of_possible(chance, function(x_new) - function(x))
 
         changes = jax.vmap(change)(jnp.arange(probability.size))
-        possible = probability[:, None] > 0
-        expected = jnp.sum(jnp.where(possible, probability[:, None] * changes, 0.0), axis=0)
+        expected = jnp.sum(of_possible(probability[:, None], changes), axis=0)
         return function(after.x) - function(x) - expected
 
     def flipped(self, step, noise, decision, candidate):
