@@ -66,7 +66,7 @@ class Table(NamedTuple):
 
 
 # Rows that are tried for each that is taken.
-_CANDIDATES = 12
+_CANDIDATES = 14
 
 
 class Array(NamedTuple):

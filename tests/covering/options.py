@@ -35,7 +35,7 @@ FACTORS = {
 }  # fmt: skip
 
 # Steps of all chains, and times parameters and alternatives.
-MOST_STEPS, MOST_WEIGHTS = 200_000, 10_000_000
+MOST_STEPS, MOST_WEIGHTS = 200_000, 5_000_000
 CONTROLLED = ("f", "function")
 
 
