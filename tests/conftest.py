@@ -7,6 +7,7 @@ users do, and everything else without the compiler's optimisations, which takes 
 
 def pytest_addoption(parser):
     parser.addoption("--thorough", action="store_true", help="run every combination")
+    parser.addoption("--part", metavar="i/n", help="of the covering arrays, part i of n")
 
 
 def pytest_configure(config):

@@ -74,8 +74,10 @@ def lagged_chain_mean(
     total = np.zeros(f.shape[1], complex)
     for step in range(burn_in + 1, burn_in + num_samples + 1):
         before = max(0, step - lag)
-        ahead = np.linalg.matrix_power(matrix, step - before)
-        total += (rows[before] * earlier[:, 0]) @ ahead @ f
+        row = rows[before] * earlier[:, 0]
+        for _ in range(step - before):
+            row = row @ matrix
+        total += row @ f
     return total / num_samples
 
 

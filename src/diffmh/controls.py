@@ -77,25 +77,41 @@ def advance(
     surprise = _surprise(slots, moved, at, coupling_noise, g)
     remaining = alternatives.drop_recoupled(moved, at)
     recoupled = moved.alive & ~remaining.alive
-    gained = memory.moved + surprise
+    here = g(at.step.after.x)
+    old = values.each_slot(g, moved.state.x) - here[None]
+    most = values.weighted(jnp.abs(slots.weight), slots.alive, jnp.abs(old) + jnp.abs(here))
+    gained = memory.moved + _beyond_rounding(surprise, most)
     if not at.step.decisions:
         nobody = jnp.zeros_like(recoupled)
         events = Events(recoupled, nobody, jnp.zeros(()))
         return dataclasses.replace(memory, slots=remaining, moved=gained), events
     candidates = alternatives.flip_weight(at.step, weights).astype(slots.weight.dtype)
     after, born, index = alternatives.prune(remaining, at, candidates, uniform)
-    here = g(at.step.after.x)
-    old = values.each_slot(g, remaining.state.x) - here[None]
     changes = _changes(at, candidates, g, here)
     newcomer = _trees.entry(changes.T, index)
     new = jnp.where(born[:, None], newcomer[None], old)
     # As a product and a sum: a matrix product for each chain is slower.
     flat = candidates.reshape(candidates.shape[0], 1, -1)
-    before = jnp.sum(of_possible(flat, changes[None]), axis=-1)
-    before = before + values.weighted(remaining.weight, remaining.alive, old)
-    pruned = memory.pruned + before - values.weighted(after.weight, after.alive, new)
+    born_of = of_possible(flat, changes[None])
+
+    def total(born_of, weight, weight_after, old, new):
+        before = jnp.sum(born_of, axis=-1) + values.weighted(weight, remaining.alive, old)
+        return before, values.weighted(weight_after, after.alive, new)
+
+    terms = (born_of, remaining.weight, after.weight, old, new)
+    before, left = total(*terms)
+    most = sum(total(*map(jnp.abs, terms)))
+    pruned = memory.pruned + _beyond_rounding(before - left, most)
     events = Events(recoupled, born, jnp.sum(values.norm(candidates)))
     return Controlled(after, pruned, gained), events
+
+
+def _beyond_rounding(gain: Array, terms: Array) -> Array:
+    """A gain, or zero if it is no more than the rounding of its terms, whose absolute values add up
+    to `terms`. Where nothing is pruned the gain is zero; its rounding need not have the mean zero,
+    and least squares would blow it up.
+    """
+    return jnp.where(jnp.abs(gain) > 16 * jnp.finfo(gain.dtype).eps * terms, gain, 0.0)
 
 
 def _surprise(slots: Alternatives, moved: Alternatives, at: Transition, coupling_noise, g):

@@ -1,0 +1,147 @@
+"""The options of the core, which of them cannot meet, and why.
+
+A new option is a line in `FACTORS`, a line in `RULES` for each combination that is refused or does
+not exist, and what it does: in `problems.py` if it belongs to the problem, else in `rows.py`.
+"""
+
+from __future__ import annotations
+
+from arrays import Absent, Excluded, Refused, Row, Table, forbidden
+
+import diffmh
+
+# The cheapest level of each first.
+FACTORS = {
+    "kernel": (
+        "block", "gibbs", "walk", "hamiltonian", "langevin", "labels", "sweep", "repeat", "cycle",
+        "mixture",
+    ),
+    "estimator": ("alternatives", "births", "score", "covariance"),
+    "num_chains": (2048, 600, 16, 2, 1),
+    "way": ("jacfwd", "per_chain", "vjp", "call", "run", "until", "checkpoint", "compare"),
+    "proposal": ("fixed", "of theta"),
+    "coupling": ("default", "common", "independent", "maximal", "special", "unsuitable"),
+    "weights": ("two-sided", "one-sided"),
+    "alternatives": (1, 2, 4, 9),
+    "control": ("none", "f", "function"),
+    "lag": (0, 2),
+    "num_samples": (30, 2, 1, 3000),
+    "mesh": (False, True),
+    "x64": (False, True),
+    "parameters": (1, 17, 80),
+    "f": ("of x", "of theta"),
+    "args": ("tables", "none"),
+    "zeros": ("none", "some"),
+}  # fmt: skip
+
+# Steps of all chains, and times parameters and alternatives.
+MOST_STEPS, MOST_WEIGHTS = 200_000, 5_000_000
+CONTROLLED = ("f", "function")
+
+
+def _steps(row: Row) -> int:
+    """Of all chains together: where it is compared with exact answers, of at least 2,000."""
+    chains = row["num_chains"] if row["num_samples"] == 3000 else max(2000, row["num_chains"])
+    return chains * row["num_samples"]
+
+
+RULES = (
+    # What does not exist.
+    Absent({"kernel": ("gibbs", "block")}, ("proposal",)),
+    Absent({"kernel": ("block", "hamiltonian")}, ("coupling",)),
+    Absent({"estimator": ("score", "covariance")}, ("weights", "alternatives")),
+    Absent({"estimator": ("covariance",)}, ("control",)),
+    # What is too long.
+    Excluded(
+        lambda row: row["num_chains"] * row["num_samples"] <= MOST_STEPS,
+        ("num_chains", "num_samples"),
+    ),
+    Excluded(
+        lambda row: (row["alternatives"] or 1) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
+        ("num_chains", "num_samples", "parameters", "alternatives"),
+    ),
+    # What is refused.
+    Refused({"num_chains": (1,), "way": ("run", "until", "checkpoint")}, ValueError, "num_chains"),
+    Refused({"num_chains": (1,), "way": ("compare",)}, ValueError, "`compare` needs `num_chains`"),
+    Refused({"num_chains": (1,), "mesh": (True,)}, ValueError, "num_chains=1.* `mesh`"),
+    Refused(
+        {"num_chains": (1,), "estimator": ("score",), "control": ("f",)},
+        ValueError,
+        r"`Score\(baseline='other chains'\)` needs `num_chains`",
+    ),
+    Refused(
+        {"estimator": ("births",), "weights": ("one-sided",)}, ValueError, r"births=True.*weights"
+    ),
+    Refused({"estimator": ("births",), "control": CONTROLLED}, ValueError, "births=True.*control"),
+    Refused(
+        {"estimator": ("births",), "kernel": ("langevin", "hamiltonian")},
+        ValueError,
+        r"births=True.*births=False",
+    ),
+    Refused(
+        {"estimator": ("births",), "proposal": ("of theta",)},
+        ValueError,
+        r"births=True.*births=False",
+    ),
+    Refused(
+        {"estimator": ("alternatives",), "weights": ("one-sided",), "parameters": (17, 80)},
+        ValueError,
+        "one-sided.*two-sided",
+    ),
+    Refused(
+        {"estimator": ("alternatives",), "control": CONTROLLED, "lag": (2,)},
+        ValueError,
+        r"control=.*lag",
+    ),
+    Refused({"estimator": ("covariance",), "lag": (2,)}, ValueError, r"`Covariance\(\)`.*lag"),
+    Refused(
+        {"estimator": ("covariance",), "proposal": ("of theta",)},
+        ValueError,
+        r"`Covariance\(\)` is blind to parameters of the proposal",
+    ),
+    Refused(
+        {"kernel": ("gibbs",), "coupling": ("independent", "unsuitable")},
+        TypeError,
+        r"Gibbs\(coupling",
+    ),
+    Refused({"coupling": ("unsuitable",)}, ValueError, r"`\w+\(\)` \w+.* leave `coupling` out"),
+    # A density with a bound, where moves depend on theta.
+    Refused(
+        {"kernel": ("langevin", "hamiltonian"), "zeros": ("some",)},
+        diffmh.NotDifferentiable,
+        "log_density",
+    ),
+    Refused(
+        {"kernel": ("walk",), "proposal": ("of theta",), "zeros": ("some",)},
+        diffmh.NotDifferentiable,
+        "log_density",
+    ),
+)
+
+
+# These need no programs beside the reference's; the others have theirs.
+LIGHT = ("jacfwd", "per_chain", "vjp")
+
+
+def together(row: Row) -> list[Row]:
+    """The rows that share a row's programs: the light ways, or all of them; and where tables are
+    data, problems with impossible values and without.
+    """
+    ways = LIGHT if row["way"] in LIGHT else FACTORS["way"]
+    if row["estimator"] == "births" and row["way"] in ("jacfwd", "per_chain"):
+        ways = ("jacfwd", "per_chain")  # births are followed backward by a program of its own
+    zeros = ("none", "some") if row["args"] == "tables" else (row["zeros"],)
+    rows = [row | {"way": way, "zeros": zero} for way in ways for zero in zeros]
+    # Each comparison compiles anew.
+    once = [one for one in rows if one["way"] != "compare" or one["zeros"] == row["zeros"]]
+    return [one for one in once if not forbidden(RULES, one)]
+
+
+TABLE = Table(
+    factors=FACTORS,
+    rules=RULES,
+    triples=(("estimator", "num_chains", "way"), ("kernel", "zeros", "parameters")),
+    # Programs of their own on several devices; long runs.
+    rare=frozenset({("mesh", True), ("num_samples", 3000)}),
+    together=together,
+)
