@@ -102,7 +102,9 @@ def estimator_of(row: Row, problem: Problem) -> diffmh.Estimator:
         case "covariance":
             return diffmh.Covariance()
         case "score":
-            return diffmh.Score({"none": None, "f": "other chains", "function": 0.5}[row["control"]])
+            return diffmh.Score(
+                {"none": None, "f": "other chains", "function": 0.5}[row["control"]]
+            )
     return diffmh.StochasticDerivative(
         row["weights"],
         row["alternatives"],
@@ -153,7 +155,9 @@ def compare_with_exact(row: Row, problem: Problem, value, jacobian) -> None:
         exact = problem.covariance(length, num_chains)
     else:
         exact = problem.exact(length, row["lag"])
-    for samples, wanted, what in zip((value, jacobian), exact, ("value", "derivative"), strict=True):
+    for samples, wanted, what in zip(
+        (value, jacobian), exact, ("value", "derivative"), strict=True
+    ):
         # Of a few chains the averages are independent, the chains need not be.
         flat = samples.mean(axis=1) if num_chains <= 2 else samples.reshape(-1, *samples.shape[2:])
         assert_unbiased(flat, wanted, what)

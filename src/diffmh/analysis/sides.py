@@ -402,9 +402,7 @@ def _sum(builder: Builder, equation: Equation, index: Index) -> Term | None:
     if math.prod(shape[axis] for axis in axes) > 8:
         return None
     kept = iter(index)
-    places = [
-        range(size) if axis in axes else (next(kept),) for axis, size in enumerate(shape)
-    ]
+    places = [range(size) if axis in axes else (next(kept),) for axis, size in enumerate(shape)]
     return builder.algebra.add(
         *(builder.term(operand, entry) for entry in itertools.product(*places))
     )
@@ -495,7 +493,11 @@ class Prover:
             if step.primitive == "rem":
                 found = {a for a, e in self._builder.remainders.items() if e is step}
                 atoms = [part for part in _parts(term) if part in found]
-                if step in hidden or not found or any(self._wraps(term, a, precision) for a in atoms):
+                if (
+                    step in hidden
+                    or not found
+                    or any(self._wraps(term, a, precision) for a in atoms)
+                ):
                     left[step] = steps[step]
                 continue
             # A step that no condition stands for may be anywhere.
@@ -522,7 +524,10 @@ class Prover:
             algebra.work = 0
             try:
                 found = [
-                    self._differ([_beside(algebra, term, place, s, atoms, precision) for s in sides], precision)
+                    self._differ(
+                        [_beside(algebra, term, place, s, atoms, precision) for s in sides],
+                        precision,
+                    )
                     for atoms in solutions
                 ]
             except (TooLarge, Singular):

@@ -162,7 +162,19 @@ def is_off_zero(facts: Facts, atom: Atom) -> bool:
 
 
 _ONE_TO_ONE = {"abs", "square", "integer_pow", "neg", "exp", "expm1", "tanh", "logistic", "erf"} | {
-    *("asinh", "atan", "cbrt", "erf_inv", "sinh", "sqrt", "log", "log1p", "copy", "transpose", "rev")
+    *(
+        "asinh",
+        "atan",
+        "cbrt",
+        "erf_inv",
+        "sinh",
+        "sqrt",
+        "log",
+        "log1p",
+        "copy",
+        "transpose",
+        "rev",
+    )
 }
 
 

@@ -15,6 +15,7 @@ from .marker import LINEAR
 from .propose import PROPOSE
 from .samplers import SAMPLE
 
+
 def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) -> None:
     """Refuses programs whose derivative would be wrong, and, unless JAX differentiates them itself,
     primitives without a rule.
