@@ -407,7 +407,7 @@ WITHOUT_ARGUMENTS = frozenset(
     CommonRandomNumbers Covariance Independent Maximal MaximalReflection SameSite Smooth
 
     BlockUpdate Coupling Estimator FiniteProposal Kernel NoiseCoupling NoiseProposal Proposal Update
-    NotDifferentiable
+    NotDifferentiable Checked
 
     bonds energy energy_moments entropy excitation_moments heat_capacity indicator log_density
     log_partition magnetisation mean neighbours posterior
