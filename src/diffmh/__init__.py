@@ -10,8 +10,8 @@ from .adapters import Posterior as Posterior
 from .adapters import as_blackjax as as_blackjax
 from .adapters import from_numpyro as from_numpyro
 from .adapters import from_pymc as from_pymc
-from .analysis import continuous as continuous
 from .alternatives import Transition as Transition
+from .analysis import continuous as continuous
 from .check import check as check
 from .checkpoint import Checkpoint as Checkpoint
 from .compare import compare as compare

@@ -100,8 +100,8 @@ def advance(
 
     terms = (born_of, remaining.weight, after.weight, old, new)
     before, left = total(*terms)
-    most = sum(total(*map(jnp.abs, terms)))
-    pruned = memory.pruned + _beyond_rounding(before - left, most)
+    before_size, left_size = total(*map(jnp.abs, terms))
+    pruned = memory.pruned + _beyond_rounding(before - left, before_size + left_size)
     events = Events(recoupled, born, jnp.sum(values.norm(candidates)))
     return Controlled(after, pruned, gained), events
 

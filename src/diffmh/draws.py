@@ -99,9 +99,9 @@ def from_draws(
     **Returns** an object with `.run(theta, *args) -> Report`, where θ must be the one that the
     draws were made with.
 
-    **Refused**: an f or a `log_density` that may jump in x at a place that depends on θ (`diffmh.continuous`
-    vouches for what does not); arrays that disagree about chains and draws, draws that are not finite, fewer than
-    16 of them.
+    **Refused**: an f or a `log_density` that may jump in x at a place that depends on θ
+    (`diffmh.continuous` vouches for what does not); arrays that disagree about chains and draws,
+    draws that are not finite, fewer than 16 of them.
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> draws = {"x": 0.5 + jax.random.normal(jax.random.key(0), (4, 1_000))}      # N(θ, 1)

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from . import _display, _validate
-from .analysis import Jump
 from ._display import number_with_error
 from ._validate import Checked
+from .analysis import Jump
 from .findings import Finding, cannot_be_right, find
 from .intervals import Shape, ends, shape
 from .simulation import Outcome

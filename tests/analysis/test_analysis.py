@@ -1,4 +1,4 @@
-"""The parts of the analysis of continuity by themselves: terms, bounds, and both sides of a step."""
+"""The parts of the analysis of continuity: terms, bounds, and both sides of a step."""
 
 import jax
 import jax.numpy as jnp

@@ -46,7 +46,7 @@ def is_continuous(call: Any, jaxpr: Any, constants: Sequence[Any]) -> bool:
 
 def _has_double_knots(knots: Any) -> bool:
     """Two values at one knot are a jump. Knots that are not known are taken to be different."""
-    return knots is not None and not np.all(np.diff(np.asarray(knots)) > 0)
+    return knots is not None and not np.all(np.diff(np.asarray(knots, float)) > 0)
 
 
 def _form(aval: Any) -> jax.ShapeDtypeStruct:

@@ -385,8 +385,9 @@ class Bounds:
 
 
 def _is_infinite(atom: Atom) -> bool:
-    known = isinstance(atom, Constant) and not isinstance(atom.value, compat.Tracer)
-    return known and bool(np.all(np.isinf(np.asarray(atom.value))))
+    if not isinstance(atom, Constant) or isinstance(atom.value, compat.Tracer):
+        return False
+    return bool(np.all(np.isinf(np.asarray(atom.value))))
 
 
 def _less(a: Interval, b: Interval) -> bool | None:

@@ -1,8 +1,8 @@
 """Continuity: where a function jumps at a place that moves with θ.
 
 The derivative of an expectation is taken at fixed random values. Where the *place* of a jump in
-such a value depends on θ (a bound of a support, a threshold), that derivative is zero on both sides,
-and what the moving jump contributes is lost. This analysis follows the steps of moved values
+such a value depends on θ (a bound of a support, a threshold), the derivatives on both sides do not
+see it move, and what it contributes is lost. This analysis follows the steps of moved values
 (comparisons, rounding, searches, divisions by what may be 0) through a program. A step is closed
 where what is computed from it is proved to be continuous; one that is still open at a result is a
 jump, proved or possible. Nothing is tried out: see docs/continuity.md for the rules and for what
@@ -287,7 +287,7 @@ class _Walk:
 
 def _merged(*several: Open) -> dict[Equation, bool]:
     found: dict[Equation, bool] = {}
-    for steps in several:
-        for step, certain in steps.items():
+    for opened in several:
+        for step, certain in opened.items():
             found[step] = found.get(step, False) or certain
     return found

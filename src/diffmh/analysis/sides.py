@@ -700,7 +700,7 @@ def _solved_for(
 
 
 def _inverted(algebra: Algebra, atom: terms.Atom, value: Term, depth: int) -> list[Solution]:
-    """The cases of `atom = value`, looking into magnitudes, maxima and functions with an inverse."""
+    """The cases of `atom = value`, looking into magnitudes, maxima and invertible functions."""
     inside = _arguments_where(algebra, atom, value) if depth < _DEEPEST_SOLUTION else []
     cases: list[Solution] = []
     for equation in inside:

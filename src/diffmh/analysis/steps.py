@@ -197,9 +197,7 @@ def _are_independent(facts: Facts, atom: Atom) -> bool:
         return _are_independent(facts, inputs[0])
     if name in ("add", "sub", "mul", "div", "max"):
         return _is_one_to_one(facts, equation)
-    if name == "bitcast_convert_type":
-        return True
-    return False
+    return name == "bitcast_convert_type"  # Random bits.
 
 
 def _is_one_to_one(facts: Facts, equation: Equation) -> bool:

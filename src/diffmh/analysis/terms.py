@@ -35,7 +35,7 @@ class Atom:
     """
 
     kind: str
-    arguments: tuple[Hashable, ...]
+    arguments: tuple[Any, ...]
     rank: int
 
     @property
@@ -110,7 +110,7 @@ class Condition:
     """
 
     kind: str
-    parts: tuple[Hashable, ...]
+    parts: tuple[Any, ...]
 
     def contains(self, atom: Atom) -> bool:
         return any(isinstance(p, Term | Condition) and p.contains(atom) for p in self.parts)
