@@ -121,8 +121,8 @@ _CALLS = {
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
 }
-# Operations that newer JAX keeps whole, and that are defined by others: a binary search, a product of
-# many factors. One with a derivative of its own is not among them.
+# Operations that newer JAX keeps as one equation, and that are defined by others, such as a binary
+# search. One with a derivative of its own is not among them.
 _WHOLE = "call_hi_primitive"
 _DEFINED_BY_OTHERS = {
     *("CheckpointName", "Einsum", "Frexp", "Ldexp", "Nonzero", "RematTraced", "Scan3"),
