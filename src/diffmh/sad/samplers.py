@@ -611,7 +611,8 @@ def uniform_int(
             f"`sad.uniform_int(low=..., high=...)`: `high` must be above `low`, got {low} and"
             f" {high}."
         )
-    shape, dtype = jnp.broadcast_shapes(low.shape, high.shape), jnp.promote_types(low, high)
+    shape = jnp.broadcast_shapes(low.shape, high.shape)
+    dtype = jnp.promote_types(low.dtype, high.dtype)
     wide = jnp.uint64 if jnp.iinfo(dtype).bits > 32 else jnp.uint32
     bits = jax.random.bits(_validate.typed_key(key), (2, *shape), wide)
     low, high = (jnp.broadcast_to(bound.astype(dtype), shape) for bound in (low, high))
