@@ -136,6 +136,14 @@ def test_invariance_of_floats(factor):
     assert not any("not tried" in finding.detail for finding in judged)
 
 
+def test_floats_of_a_few_values_are_not_a_density_on_the_line():
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=(500, 2))
+    drawn = np.stack([before[:, 0], rng.integers(0, 2, 500)], axis=1)
+    assert _update_trials._moves_floats(before, before + rng.normal(size=(500, 2)))
+    assert not _update_trials._moves_floats(before, drawn)
+
+
 def test_a_derivative_that_is_off_by_a_tenth():
     case = barker()
     findings = diffmh.check(Steeper(5), case.at, KEY, init=case.init)
