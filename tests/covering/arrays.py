@@ -99,7 +99,9 @@ def completions(table: Table, rules: Sequence[Rule], row: Row, gain) -> Iterator
     absent = {name for rule in rules if isinstance(rule, Absent) for name in rule.factors}
     # What decides whether others exist comes first.
     deciding = {name for rule in rules if isinstance(rule, Absent) for name in rule.when}
-    open_ = sorted((name for name in table.factors if name not in row), key=lambda n: n not in deciding)
+    open_ = sorted(
+        (name for name in table.factors if name not in row), key=lambda n: n not in deciding
+    )
     if not open_:
         yield row
         return

@@ -141,7 +141,9 @@ def discrete_control(theta, x, tables):
 def softmax_rows(logits, theta, of_theta: bool, xp):
     """Probabilities of proposals: those of θ lean towards the first value."""
     if of_theta:
-        lean = xp.concatenate([xp.ones((logits.shape[0], 1)), xp.zeros((logits.shape[0], logits.shape[1] - 1))], 1)
+        lean = xp.concatenate(
+            [xp.ones((logits.shape[0], 1)), xp.zeros((logits.shape[0], logits.shape[1] - 1))], 1
+        )
         logits = logits + 0.7 * theta[0] * lean
     weights = xp.exp(logits)
     return weights / weights.sum(axis=1, keepdims=True)
@@ -181,7 +183,9 @@ def _discrete(
             lambda x: x["h"],
             diffmh.TransitionMatrix(softmax_rows(jnp.asarray(PROPOSAL), theta, of_theta, jnp)),
         )
-        return diffmh.MetropolisHastings(density, q if of_theta else q(None), coupling_of(coupling, kernel, of_theta))
+        return diffmh.MetropolisHastings(
+            density, q if of_theta else q(None), coupling_of(coupling, kernel, of_theta)
+        )
 
     def one_label():
         if of_theta:
@@ -202,7 +206,9 @@ def _discrete(
     block = lambda: diffmh.BlockGibbs(odds, lambda x: x["v"], density)
     kernels = {
         "labels": metropolis,
-        "gibbs": lambda: diffmh.Gibbs(density, lambda x: x["h"], 3, coupling_of(coupling, kernel, of_theta)),
+        "gibbs": lambda: diffmh.Gibbs(
+            density, lambda x: x["h"], 3, coupling_of(coupling, kernel, of_theta)
+        ),
         "block": block,
         "cycle": lambda: diffmh.Cycle(block(), metropolis()),
         "repeat": lambda: diffmh.Repeat(one_label(), 2),
@@ -265,7 +271,9 @@ def mh_matrix(log_density: np.ndarray, proposal: np.ndarray) -> np.ndarray:
 
 def accepted(ratio: np.ndarray) -> np.ndarray:
     """`min(1, e^ratio)` of complex numbers; no ratio is 0 but that of staying."""
-    return np.where(ratio.real < 0, np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * ratio.imag), 1.0)
+    return np.where(
+        ratio.real < 0, np.exp(np.minimum(ratio.real, 0.0)) * (1 + 1j * ratio.imag), 1.0
+    )
 
 
 def with_rejections(moves: np.ndarray) -> np.ndarray:
@@ -333,7 +341,10 @@ def normal_tables(parameters: int, zeros: bool) -> tuple[np.ndarray, Tables]:
     theta = rng.normal(size=parameters)
     a, b = spread * rng.normal(size=(2, parameters))
     # The mean is 0.4 and the precision e^0.2, whatever the draw.
-    a, b = a + (0.4 - a @ theta) * theta / (theta @ theta), b + (0.2 - b @ theta) * theta / (theta @ theta)
+    a, b = (
+        a + (0.4 - a @ theta) * theta / (theta @ theta),
+        b + (0.2 - b @ theta) * theta / (theta @ theta),
+    )
     tables = {"mean": _single(a), "log_precision": _single(b)}
     return _single(theta), tables | {"lowest": np.array(LOWEST if zeros else -np.inf)}
 

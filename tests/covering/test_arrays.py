@@ -57,7 +57,12 @@ def test_small_table(strength):
     found, groups = covering_array(SMALL, strength), groups_of(SMALL, strength)
     possible = rows_of(SMALL)
     assert all(row in possible for row in found.rows)
-    wanted = {levels for row in possible for levels in tuples_of(row, groups) if None not in dict(levels).values()}
+    wanted = {
+        levels
+        for row in possible
+        for levels in tuples_of(row, groups)
+        if None not in dict(levels).values()
+    }
     covered = {levels for row in found.rows for levels in tuples_of(row, groups)}
     assert wanted <= covered
     assert found.refusals and all(row["a"] == 3 and row["b"] == "y" for row, _ in found.refusals)
@@ -81,6 +86,6 @@ def test_every_pair_of_options():
         options = {name for rule in known if isinstance(rule, Absent) for name in rule.factors}
         assert apart or named & options, levels
     # Each refusal is in some row.
-    assert {id(rule) for _, rule in found.refusals} | {
-        id(rule) for rule in known
-    } >= {id(rule) for rule in TABLE.rules if isinstance(rule, Refused) and len(rule.when) == 2}
+    assert {id(rule) for _, rule in found.refusals} | {id(rule) for rule in known} >= {
+        id(rule) for rule in TABLE.rules if isinstance(rule, Refused) and len(rule.when) == 2
+    }
