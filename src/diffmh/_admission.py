@@ -180,7 +180,7 @@ def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
         found += moving_jumps(density, theta, x, moves)
     refuse_jumps([jump for jump in found if jump.certain], "log_density", moves)
     places = (x, x) if simulation.lag else (x,)
-    f = lambda theta, places: simulation.f(theta, *places, *args)
+    f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
     refuse_jumps(moving_jumps(f, theta, places, moves), "f", moves)
     return tuple(found)
 

@@ -298,22 +298,16 @@ def test_a_threshold_that_does_not_move_needs_moves_that_do_not():
     assert in_core_f(f, 0.3, kernel=langevin) != ADMITTED
 
 
-def wave(theta, x):
-    """The distance to the nearest integer: continuous, but by rounding."""
-    z = x - theta
-    return jnp.abs(z - jnp.round(z))
-
-
 def test_continuous_is_believed_for_a_function():
-    assert ADMITTED not in in_all(wave)
-    assert in_all(diffmh.continuous(wave)) == [ADMITTED] * 4
+    assert ADMITTED not in in_all(undecided)
+    assert in_all(diffmh.continuous(undecided)) == [ADMITTED] * 4
 
 
 def test_continuous_is_believed_for_a_whole_density_f_or_program():
-    density = lambda t, x, d: log_normal(t, x) + d * wave(t, x)
-    f = lambda t, x, d: {"wave": wave(t, x), "all": d}
+    density = lambda t, x, d: log_normal(t, x) + d * undecided(t, x)
+    f = lambda t, x, d: {"term": undecided(t, x), "all": d}
     draw = lambda t, k: sad.bernoulli(jax.random.fold_in(k, 1), t)
-    program = lambda t, k, d: wave(t, uniform(jax.random.fold_in(k, 0))) + draw(t, k) * d
+    program = lambda t, k, d: undecided(t, uniform(jax.random.fold_in(k, 0))) + draw(t, k) * d
     vouched = diffmh.continuous
     assert in_core_density(vouched(density), 0.3, 2.0) == ADMITTED
     assert in_core_density(vouched(density), 0.3, 2.0, kernel=langevin) == ADMITTED
@@ -327,10 +321,10 @@ def test_continuous_is_believed_for_a_whole_density_f_or_program():
 def test_continuous_is_believed_for_a_posterior():
     def model(scale):
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
-        numpyro.factor("wave", wave(scale, x))
+        numpyro.factor("term", undecided(scale, x))
 
     posterior = diffmh.from_numpyro(model, theta={"scale": 0.5})
-    f = lambda theta, sites: wave(theta["scale"], sites["x"])
+    f = lambda theta, sites: undecided(theta["scale"], sites["x"])
 
     def say(posterior, f):
         mean = posterior.expectation(f, num_samples=2, num_chains=2)

@@ -721,6 +721,8 @@ def _arguments_where(algebra: Algebra, atom: terms.Atom, value: Term) -> list[Te
                 return [algebra.subtract(one, value) for one in arguments]
             case "sqrt":
                 return [algebra.subtract(arguments[0], algebra.multiply(value, value))]
+            case "inverse":
+                return [algebra.subtract(arguments[0], algebra.reciprocal(value))]
             case "exp":
                 return [algebra.subtract(arguments[0], algebra.function("log", value))]
             case "log":
