@@ -37,6 +37,9 @@ FACTORS = {
 # Steps of all chains, and times parameters and alternatives.
 MOST_STEPS, MOST_WEIGHTS = 200_000, 5_000_000
 CONTROLLED = ("f", "function")
+SHORT = ("block", "gibbs", "walk")
+# These ways need no programs beside the reference's; the others have theirs.
+LIGHT = ("jacfwd", "per_chain", "vjp")
 
 
 def _steps(row: Row) -> int:
@@ -59,6 +62,11 @@ RULES = (
     Excluded(
         lambda row: (row["alternatives"] or 1) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
         ("num_chains", "num_samples", "parameters", "alternatives"),
+    ),
+    # Births have the longest programs, one for each way of calling: all ways with short kernels.
+    Excluded(
+        lambda row: row["estimator"] != "births" or row["way"] in LIGHT or row["kernel"] in SHORT,
+        ("estimator", "way", "kernel"),
     ),
     # What is refused.
     Refused({"num_chains": (1,), "way": ("run", "until", "checkpoint")}, ValueError, "num_chains"),
@@ -117,10 +125,6 @@ RULES = (
         "log_density",
     ),
 )
-
-
-# These need no programs beside the reference's; the others have theirs.
-LIGHT = ("jacfwd", "per_chain", "vjp")
 
 
 def together(row: Row) -> list[Row]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from arrays import Row
-from options import LIGHT, together
+from options import together
 from problems import CONTINUOUS, Problem, problem_of
 from unbiasedness import LEAST_RUNS, assert_unbiased
 
@@ -49,13 +49,13 @@ class Case(NamedTuple):
         return self.value.mean(axis=0), self.jacobian.mean(axis=0)
 
 
-def check(row: Row, mesh: jax.sharding.Mesh | None = None) -> None:
+def check(row: Row, mesh: jax.sharding.Mesh | None = None, thorough: bool = False) -> None:
     """A row and those that share its programs."""
     rows = together(row)
     with jax.enable_x64(row["x64"]):
         expectation = expectation_of(row, problem_of(row), mesh)
         plain = expectation if mesh is None else expectation_of(row, problem_of(row), None)
-        many = many_chains(plain) if compared(row) else None
+        many = many_chains(plain) if compared(row, thorough) else None
         for zeros in dict.fromkeys(one["zeros"] for one in rows):
             problem = problem_of(row | {"zeros": zeros})
             theta, args = numbers(problem)
@@ -68,12 +68,12 @@ def check(row: Row, mesh: jax.sharding.Mesh | None = None) -> None:
                     WAYS[one["way"]](case)
 
 
-def compared(row: Row) -> bool:
-    """Rows of few chains take a program more for 2,000 of them: only where all ways of calling are
-    tried, and not births, whose chains know nothing of each other.
+def compared(row: Row, thorough: bool) -> bool:
+    """Rows of few chains take a program more for 2,000 of them: with `--thorough`, and not births,
+    whose chains know nothing of each other.
     """
     affordable = row["num_samples"] <= MOST_SAMPLES
-    few = row["num_chains"] < 100 and (row["way"] in LIGHT or row["estimator"] == "births")
+    few = row["num_chains"] < 100 and (not thorough or row["estimator"] == "births")
     # One-sided weights have no variance on continuous states (`StochasticDerivative`).
     infinite = row["weights"] == "one-sided" and row["kernel"] in CONTINUOUS
     # Of one or two samples control variates are rare events: their coefficients have such tails

@@ -68,8 +68,8 @@ def _few_programs(request, run_rows=[0]):  # noqa: B006
 
 
 @pytest.mark.usefixtures("_few_programs")
-def test_row(row: Row):
-    check(row)
+def test_row(row: Row, request):
+    check(row, thorough=request.config.getoption("--thorough"))
 
 
 def test_rows_on_a_mesh(rows_on_a_mesh: list[Row]):
