@@ -192,12 +192,14 @@ class _Walk:
         return found
 
     def _is_scaling(self, equation: Equation) -> bool:
-        """Whether it multiplies or divides by numbers that are not 0, or selects entries."""
+        """Whether it multiplies or divides by numbers that are not 0, or chooses by something that
+        does not jump itself.
+        """
         jumping = [bool(self.open(atom)) for atom in equation.inputs]
         if equation.primitive in ("mul", "div") and sum(jumping) == 1:
             other = equation.inputs[jumping.index(False)]
             return not self.facts.bounds.of(other).contains(0)
-        return False
+        return equation.primitive == "select_n" and not jumping[0]
 
     def _own_order(self, equation: Equation) -> Equation | None:
         """The search or sort, if an array is read at the places that it found in the same array:

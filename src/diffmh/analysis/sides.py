@@ -506,7 +506,7 @@ class Prover:
                 continue
             verdicts = [self._jumps(term, place, step, precision) for place in places]
             if any(verdict is not False for verdict in verdicts):
-                left[step] = any(verdict is True for verdict in verdicts)
+                left[step] = steps[step] or any(verdict is True for verdict in verdicts)
         return left
 
     def _worth_it(self, step: Equation) -> bool:
