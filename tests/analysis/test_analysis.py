@@ -153,3 +153,21 @@ def test_norms_need_entries_of_their_own():
     # One number three times is a sign.
     assert moving_jumps(lambda t, x: unit((x - t) * jnp.ones(3))[0], 0.7, 0.1)
     assert moving_jumps(lambda t, x: unit((x - t) * jnp.array([1.0, 0, 0]))[0], 0.7, jnp.zeros(3))
+
+
+def test_functions_are_known_by_their_equations():
+    """Not by their name, nor by one equation of many."""
+    from jax.scipy import special
+
+    assert not moving_jumps(lambda t, x: special.betaln(jnp.exp(x - t), 2.0), 0.7, 0.1)
+    assert not moving_jumps(lambda t, x: jnp.interp(x - t, jnp.arange(3.0), jnp.ones(3)), 0.7, 0.1)
+    double = jnp.array([0.0, 1.0, 1.0])
+    assert moving_jumps(lambda t, x: jnp.interp(x - t, double, jnp.arange(3.0)), 0.7, 0.1)
+
+    @jax.jit
+    def sinc(z):
+        return jnp.where(z > 0, 1.0, 0.0)
+
+    assert moving_jumps(lambda t, x: sinc(x - t), 0.7, 0.1)
+    step = lambda z: jnp.where(z > 0.3, jnp.log(jnp.abs(z)), 0.0)
+    assert moving_jumps(lambda t, x: special.betaln(jnp.exp(x), 2.0) + step(x - t), 0.7, 0.1)

@@ -77,10 +77,18 @@ MAY_LEAVE = {
 }
 
 
+# `ndtri` of newer JAX is not recognised inside of its `custom_jvp`: that it is finite is not proved.
+NOT_FINITE = {"GaussianCopula of NumPyro"} if jax.__version_info__ >= (0, 11) else set()
+
+
+def is_admitted(name, door):
+    return not (door == "Langevin" and name in MAY_LEAVE) and name not in NOT_FINITE
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("names", list(groups()), ids="-".join)
 def test_admitted(names, door):
-    names = [name for name in names if door != "Langevin" or name not in MAY_LEAVE]
+    names = [name for name in names if is_admitted(name, door)]
     if names:
         assert complaints(names, door) == ADMITTED
 
@@ -94,7 +102,7 @@ def test_what_is_not_proved_is_said(name):
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_admitted_alone(name, door):
-    assert (complaints([name], door) != ADMITTED) == (door == "Langevin" and name in MAY_LEAVE)
+    assert (complaints([name], door) == ADMITTED) == is_admitted(name, door)
 
 
 def largest_increments(function, x, direction, refinements=3, points=801):

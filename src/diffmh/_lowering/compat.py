@@ -164,6 +164,8 @@ _OURS: dict[str, Callable[..., list[Any]]] = {}
 # In a program that is to be run only, functions with derivatives of their own are calls too.
 _ACTING = dict(_CALLS)
 _RUN = _CALLS | {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+# And where it is only asked what such a function computes.
+_BODIES = dict(_RUN)
 
 
 def program(
@@ -187,7 +189,7 @@ def body(equation: Equation) -> Program | None:
     """What a function with a derivative of its own computes; `None` for other equations."""
     if equation.primitive not in ("custom_jvp_call", "custom_vjp_call"):
         return None
-    return _program(equation.params["call_jaxpr"], _RUN, equation.where)
+    return _program(equation.params["call_jaxpr"], _BODIES, equation.where)
 
 
 def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program:
@@ -197,7 +199,7 @@ def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program
     inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
     equations: list[tuple[Equation, bool]] = []
     outputs = _inline(closed, calls, inputs, equations, called_at)
-    if calls is _CALLS:
+    if calls is _CALLS or calls is _BODIES:
         _vouch_for_known(equations)
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
     kept = []
@@ -264,15 +266,18 @@ _Pattern = tuple[tuple[Any, ...], ...]
 def _patterns() -> tuple[_Pattern, ...]:
     """Of the functions that are known to be continuous and are not calls."""
     found = []
-    forms = itertools.product(known.LOOSE, ("float32", "float64"), ((), (2,)))
-    for (function, count), dtype, shape in forms:
+    kinds = (dict(_CALLS), dict(_BODIES))  # Not searched for patterns themselves.
+    forms = itertools.product(known.LOOSE, ("float32", "float64"), ((), (2,)), kinds)
+    for (function, count), dtype, shape, calls in forms:
         with jax.enable_x64(dtype == "float64"):
             closed = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(shape, dtype)] * count)
         equations: list[tuple[Equation, bool]] = []
         inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
-        _inline(closed, dict(_CALLS), inputs, equations, "")  # Not searched for others.
-        found.append(_pattern([equation for equation, _ in equations]))
-    return tuple(found)
+        _inline(closed, calls, inputs, equations, "")
+        # An equation that hides what it computes would match any other.
+        if not any("custom" in equation.primitive for equation, _ in equations):
+            found.append(_pattern([equation for equation, _ in equations]))
+    return tuple(dict.fromkeys(found))
 
 
 def _pattern(equations: Sequence[Equation]) -> _Pattern:
@@ -314,6 +319,8 @@ def _matches(equations: Sequence[Equation], pattern: _Pattern) -> bool:
     outside: dict[Any, Any] = {}
     for number, (equation, row) in enumerate(zip(equations, pattern, strict=True)):
         _, operands, power, inner = row
+        if len(operands) != len(equation.inputs):
+            return False
         for atom, wanted in zip(equation.inputs, operands, strict=True):
             if wanted[0] == "outside":
                 same = atom if isinstance(atom, Variable) else _named(atom, {})

@@ -180,7 +180,7 @@ _TOTAL = {
     *("reduce_or", "conv_general_dilated", "lt", "le", "gt", "ge", "eq", "ne", "integer_pow"),
     *("random_bits", "random_wrap", "random_unwrap", "shift_right_logical", "threefry2x32"),
     *("bitcast_convert_type", "complex", "conj", "fft", "imag", "real", "cholesky"),
-    *("triangular_solve", "custom_linear_solve"),
+    *("triangular_solve", "custom_linear_solve", "polynomial"),
 } | MOVES_VALUES
 # Of integers only what cannot overflow is followed.
 _OF_INTEGERS = MOVES_VALUES | {
