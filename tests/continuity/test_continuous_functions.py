@@ -77,7 +77,7 @@ MAY_LEAVE = {
 }
 
 
-# `ndtri` of newer JAX is not recognised inside of its `custom_jvp`: that it is finite is not proved.
+# `ndtri` of newer JAX is not recognised inside of its `custom_jvp`: not proved to be finite.
 NOT_FINITE = {"GaussianCopula of NumPyro"} if jax.__version_info__ >= (0, 11) else set()
 
 

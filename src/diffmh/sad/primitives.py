@@ -29,7 +29,7 @@ SMOOTH = _names(
     " erfc exp exp2 expm1 fft gather igamma imag"
     " igammac integer_pow lgamma log log1p log2 logistic lu max min mul name neg one_minus_square"
     " optimization_barrier pad"
-    " polygamma pow random_gamma real reduce_max reduce_min reduce_precision reduce_prod reduce_sum"
+    " polygamma polynomial pow random_gamma real reduce_max reduce_min reduce_precision reduce_prod reduce_sum"
     " reduce_window_max reduce_window_min"
     " reduce_window_sum regularized_incomplete_beta reshape rev rsqrt scatter scatter-add"
     " scatter-max scatter-min scatter-mul"
