@@ -7,9 +7,10 @@ import pytest
 
 from diffmh._lowering import compat
 from diffmh.analysis import moving_jumps
+from diffmh.analysis.algebra import Algebra
 from diffmh.analysis.facts import Facts
 from diffmh.analysis.sides import Prover
-from diffmh.analysis.terms import ONE, ZERO, Algebra, Singular, number
+from diffmh.analysis.terms import ONE, ZERO, Singular, number
 
 PRECISION = 1e-6
 
@@ -171,3 +172,32 @@ def test_functions_are_known_by_their_equations():
     assert moving_jumps(lambda t, x: sinc(x - t), 0.7, 0.1)
     step = lambda z: jnp.where(z > 0.3, jnp.log(jnp.abs(z)), 0.0)
     assert moving_jumps(lambda t, x: special.betaln(jnp.exp(x), 2.0) + step(x - t), 0.7, 0.1)
+
+
+def _key_of(x, other):
+    return jax.lax.sort((x, other), num_keys=2)[1][0]
+
+
+JUMPS = {
+    "integers round when they are divided": lambda t, x, n: jnp.where(x < t, (n // 2) * 2, n) * 1.0,
+    "small integers wrap": lambda t, x, n: jnp.where(x < t, n.astype(jnp.int8), n) * 1.0,
+    "unsigned integers wrap": lambda t, x, n: (
+        jnp.where(x < t, n.astype(jnp.uint8) - jnp.uint8(9), n.astype(jnp.uint8) - 9.0) * 1.0
+    ),
+    "a root of a square has two branches": lambda t, x, n: jnp.where(
+        jnp.sqrt((x - t) ** 2) == x - t, 1.0, 0.0
+    ),
+    "a second key": lambda t, x, n: _key_of(jnp.stack([x, t]), jnp.array([0.0, 1.0])),
+    "a matrix stops being positive": lambda t, x, n: jnp.where(
+        jnp.isnan(jnp.linalg.cholesky((x - t) * jnp.eye(2))).any(), 1.0, 0.0
+    ),
+    "half precision": lambda t, x, n: jnp.where(x < t, jnp.float16(1.0), jnp.float16(1.004)).astype(
+        float
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_what_only_looks_equal(name):
+    n = jnp.int32(5)
+    assert moving_jumps(lambda t, x: JUMPS[name](t, x, n), 0.7, 0.1)

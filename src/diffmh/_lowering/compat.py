@@ -565,11 +565,6 @@ def parameters_of(equation: Equation) -> str:
     return str(sorted((name, str(value)) for name, value in equation.params.items()))
 
 
-def num_sort_keys(equation: Equation) -> int:
-    """How many of the operands of a sort are compared."""
-    return equation.params.get("num_keys", 1)
-
-
 def exponent(equation: Equation) -> int:
     """Of an `integer_pow`."""
     return equation.params["y"]

@@ -22,8 +22,9 @@ from jaxtyping import PyTree
 from .._lowering import compat
 from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
 from .._validate import NotDifferentiable
+from .entries import COMPARISONS, Open
 from .facts import Facts, is_inexact, shape_of
-from .sides import COMPARISONS, Open, Prover
+from .sides import Prover
 from .steps import KNOWN, steps
 
 # A jump of an operand is one of the result, the other operands fixed.

@@ -136,11 +136,21 @@ class Facts:
             inputs = (inputs[larger if equation.primitive == "max" else 1 - larger],)
         elif equation.primitive == "bitcast_convert_type":
             return True  # Random bits.
-        elif equation.primitive not in ANALYTIC:
+        elif equation.primitive not in ANALYTIC or not self._has_one_branch(equation):
             return False
         return all(is_inexact(a) or a not in self.random for a in inputs) and all(
             map(self.is_analytic, inputs)
         )
+
+    def _has_one_branch(self, equation: Equation) -> bool:
+        """Whether it is one analytic function wherever its operand lies: `sqrt(x²)` is x on one
+        side of 0 and −x on the other.
+        """
+        operand = equation.inputs[0] if equation.inputs else None
+        if equation.primitive not in _BRANCHES or operand not in self.random:
+            return True
+        assert operand is not None
+        return self.bounds.of(operand).is_positive and equation.primitive != "cholesky"
 
     def decided_larger(self, equation: Equation) -> int | None:
         """Which of two operands is the larger one everywhere, if that is known."""
@@ -164,6 +174,10 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
     return atom.shape if isinstance(atom, Variable) else np.shape(atom.value)
 
 
+# Of these only for positive operands is it sure that there is one branch.
+_BRANCHES = {"acosh", "asin", "acos", "atanh", "cbrt", "cholesky", "digamma", "lgamma", "log"} | {
+    *("log1p", "log2", "polygamma", "pow", "rsqrt", "sqrt", "erf_inv")
+}
 # Analytic where they are defined.
 ANALYTIC = {
     *("acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atanh", "bessel_i0e"),

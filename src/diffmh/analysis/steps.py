@@ -52,8 +52,8 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
     """
     name, inputs, outputs = equation.primitive, equation.inputs, equation.outputs
     if name == "sort":
-        # Sorted keys are continuous, and what is carried along with them is not.
-        return outputs[compat.num_sort_keys(equation) :] if len(inputs) > 1 else ()
+        # The first keys, sorted, are continuous; what is carried along with them is not.
+        return outputs[1:]
     if name == "top_k":
         return outputs[1:]
     if name == "lu":
