@@ -109,6 +109,16 @@ def sad_gradients_of_many():
     return shard_map(one, (ALL, EACH))(0.5, keys), jnp.stack(each(0.5, keys), 1)
 
 
+def sad_by_score_is_refused():
+    by_score = sad.expectation(program, estimator=sad.Score())
+    one = lambda theta, keys: jax.grad(by_score)(theta, keys[0])
+    try:
+        shard_map(one, (ALL, EACH), ALL)(0.5, KEYS)
+    except diffmh.NotDifferentiable:
+        return 1.0, 1.0
+    return 0.0, 1.0
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -122,6 +132,7 @@ CASES = {
         vmap_outside,
         sad_gradient,
         sad_gradients_of_many,
+        sad_by_score_is_refused,
     )
 }
 

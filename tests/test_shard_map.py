@@ -24,6 +24,7 @@ CASES = [
     "vmap_outside",
     "sad_gradient",
     "sad_gradients_of_many",
+    "sad_by_score_is_refused",
 ]
 
 

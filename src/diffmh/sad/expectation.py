@@ -23,7 +23,7 @@ from .._differentiable import differentiable, differentiable_by
 from .._lowering import compat
 from .._lowering.chains import mapped_over_chains
 from .._sharding import check_mesh
-from .._validate import Checked
+from .._validate import Checked, NotDifferentiable
 from ..course import Course, Round, round_key
 from ..expectation import Differentiable
 from ..report import Report, RunChains
@@ -149,7 +149,16 @@ class Expectation(Differentiable):
             return Runs(Run(run.program, theta, key, *given), keys, reverse, mesh=mesh)
 
         value = lambda theta, key, given: runs(theta, key, given).each(lambda run: run.value())
-        surrogate = lambda theta, key, given: estimator.surrogate(runs(theta, key, given))
+
+        def surrogate(theta, key, given):
+            if compat.inside_shard_map():
+                raise NotDifferentiable(
+                    f"`sad.{type(estimator).__name__}` inside of `jax.shard_map` cannot be"
+                    " differentiated: what the devices contribute would not be added up. Share the"
+                    " replicates out by `sad.expectation(..., mesh=...)`."
+                )
+            return estimator.surrogate(runs(theta, key, given))
+
         given = (run.args, run.options)
         if _closes_over_tracers(run):
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
