@@ -172,12 +172,11 @@ def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
     """Refuses a density that certainly jumps in x at a place that depends on θ, and an f that may;
     returns where the density may.
     """
-    seen = {id(update.target): update for update in simulation.kernel.updates()}
     moves = moves_with_theta(simulation.kernel)
     found: list[Jump] = []
-    for update in seen.values():
-        density = lambda theta, x, update=update: update.log_density(theta, x, *args)
-        found += moving_jumps(density, theta, x, moves)
+    for density in simulation.kernel.densities().values():
+        at_args = lambda theta, x, density=density: density(theta, x, *args)
+        found += moving_jumps(at_args, theta, x, moves)
     refuse_jumps([jump for jump in found if jump.certain], "log_density", moves)
     places = (x, x) if simulation.lag else (x,)
     f = lambda theta, places: _validate.numbers(simulation.f(theta, *places, *args), "`f`")
@@ -243,12 +242,12 @@ def _density_depends_on_theta(simulation, theta, x, args) -> bool:
     nobody sees.
     """
 
-    def gradient(x, theta, update):
-        return jacobian(lambda theta: update.log_density(theta, x, *args), theta)
+    def gradient(x, theta, density):
+        return jacobian(lambda theta: density(theta, x, *args), theta)
 
     return any(
-        compat.depends_on(lambda x, theta, update=update: gradient(x, theta, update), x, theta)
-        for update in simulation.kernel.updates()
+        compat.depends_on(lambda x, theta, density=density: gradient(x, theta, density), x, theta)
+        for density in simulation.kernel.densities().values()
     )
 
 

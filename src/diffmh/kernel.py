@@ -65,6 +65,12 @@ class Kernel(eqx.Module):
     def updates(self) -> tuple[Update, ...]:
         """The different updates that it is made of."""
 
+    def densities(self) -> dict[Any, Callable[..., Float[Array, "..."]]]:
+        """The different log densities of its updates, `(theta, x, *args) -> values`, by what stands
+        for them; of a sweep, those of all sites at once.
+        """
+        return {id(update.target): update.log_density for update in self.updates()}
+
     @abstractmethod
     def start(self, parameters: Parameters, x: PyTree) -> State:
         """The state of a chain that starts at `x`."""

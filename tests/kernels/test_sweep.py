@@ -148,3 +148,26 @@ def test_a_part_that_is_computed_is_refused():
     )
     with pytest.raises(ValueError, match="must pick a part of the state and compute nothing"):
         mean(0.5, jax.random.key(0))
+
+
+def test_every_site_is_examined():
+    """A density that jumps at one site only, and one that depends on theta at one site only."""
+
+    def sweep(density):
+        at = lambda site: diffmh.MetropolisHastings(
+            lambda theta, x: density(theta, x, site),
+            diffmh.On(lambda x: x[site], diffmh.GaussianWalk(1.0)),
+        )
+        return diffmh.Sweep(at, 3)
+
+    def jumps(theta, x, site):
+        return -jnp.sum((x - theta) ** 2) + jnp.where(site == 2, 1.0 * (x[2] < theta), 0.0)
+
+    def depends(theta, x, site):
+        return -jnp.sum(x**2) + jnp.where(site == 2, theta * x[2], 0.0)
+
+    first = lambda theta, x: x[2]
+    options = dict(init=jnp.zeros(3), num_samples=2, num_chains=2)
+    with pytest.raises(diffmh.NotDifferentiable, match="log_density"):
+        diffmh.expectation(first, sweep(jumps), **options)(0.5, jax.random.key(0))
+    diffmh.expectation(first, sweep(depends), **options)(0.5, jax.random.key(0))

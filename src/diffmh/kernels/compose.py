@@ -47,6 +47,9 @@ class Cycle(Kernel):
     def updates(self):
         return tuple(update for kernel in self.kernels for update in kernel.updates())
 
+    def densities(self):
+        return _densities_of(self.kernels)
+
     def start(self, parameters, x):
         return self.kernels[0].start(parameters, x)
 
@@ -88,6 +91,9 @@ class Repeat(Kernel):
 
     def updates(self):
         return self.kernel.updates()
+
+    def densities(self):
+        return self.kernel.densities()
 
     def start(self, parameters, x):
         return self.kernel.start(parameters, x)
@@ -144,6 +150,16 @@ class Sweep(Kernel):
 
     def updates(self):
         return self._at(0).updates()
+
+    def densities(self):
+        def of_all_sites(number):
+            def density(theta, x, *args):
+                at = lambda site: list(self._at(site).densities().values())[number](theta, x, *args)
+                return jax.vmap(at)(jnp.arange(self.num_sites))
+
+            return density
+
+        return {(id(self), i): of_all_sites(i) for i in range(len(self._at(0).densities()))}
 
     def start(self, parameters, x):
         return self._at(0).start(parameters, x)
@@ -206,6 +222,9 @@ class Mixture(Kernel):
 
     def updates(self):
         return tuple(update for kernel in self.kernels for update in kernel.updates())
+
+    def densities(self):
+        return _densities_of(self.kernels)
 
     def start(self, parameters, x):
         return self.kernels[0].start(parameters, x)
@@ -382,3 +401,7 @@ class _Stack(eqx.Module):
     def kernel(self, varying: PyTree) -> Kernel:
         """One of the kernels, from its slice of what varies."""
         return eqx.combine(varying, self.shared)
+
+
+def _densities_of(kernels):
+    return {name: one for kernel in kernels for name, one in kernel.densities().items()}
