@@ -158,7 +158,7 @@ def test_only_gaussian_steps(make):
         (
             lambda: diffmh.TwoScale(COUPLINGS["numbers"], distance=-1),
             ValueError,
-            "positive, got -1",
+            "positive and finite, got -1",
         ),
         (lambda: diffmh.GradientReflection(3), TypeError, "`gradient` must be a function"),
     ],

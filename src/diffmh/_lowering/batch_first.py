@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from . import compat
 
@@ -23,7 +23,12 @@ def batch_first(value: PyTree, inputs: PyTree) -> PyTree:
     of the arrays in `inputs` is mapped, over whichever axis.
     """
     leaves, structure = jax.tree.flatten(value)
-    others = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
+    # Of keys the data, which are not random numbers: `jax.debug_key_reuse` counts uses of keys.
+    others = [
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        for leaf in jax.tree.leaves(inputs)
+        if isinstance(leaf, jax.Array)
+    ]
     return structure.unflatten(_batch_first.bind(*leaves, *others, count=len(leaves)))
 
 
@@ -31,7 +36,7 @@ _batch_first = Primitive(compat.BATCH_FIRST)
 _batch_first.multiple_results = True
 
 
-def _identity(*leaves: Array, count: int) -> list[Array]:
+def _identity(*leaves: Any, count: int) -> list[Any]:
     return list(leaves[:count])
 
 

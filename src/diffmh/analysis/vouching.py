@@ -39,8 +39,8 @@ def continuous(function: Checked[T]) -> T:
         return dataclasses.replace(function, **parts)  # pyright: ignore
     if not callable(function):
         raise TypeError(
-            "`continuous(function)` must be a function, or a posterior of `from_numpyro` or"
-            f" `from_pymc`, got {function!r}."
+            "`continuous(function)`: `function` must be a function or a posterior of"
+            f" `from_numpyro` or `from_pymc`, got {function!r}."
         )
     return _vouched(function)  # pyright: ignore
 
