@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -147,10 +148,14 @@ class Facts:
         side of 0 and −x on the other.
         """
         operand = equation.inputs[0] if equation.inputs else None
-        if equation.primitive not in _BRANCHES or operand not in self.random:
+        if operand not in self.random or equation.primitive not in _BRANCHES:
             return True
         assert operand is not None
-        return self.bounds.of(operand).is_positive and equation.primitive != "cholesky"
+        least, most = _BRANCHES[equation.primitive]
+        at = self.bounds.of(operand)
+        return (
+            not at.contains(least) and least <= at.low and not at.contains(most) and at.high <= most
+        )
 
     def decided_larger(self, equation: Equation) -> int | None:
         """Which of two operands is the larger one everywhere, if that is known."""
@@ -174,9 +179,15 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
     return atom.shape if isinstance(atom, Variable) else np.shape(atom.value)
 
 
-# Of these only for positive operands is it sure that there is one branch.
-_BRANCHES = {"acosh", "asin", "acos", "atanh", "cbrt", "cholesky", "digamma", "lgamma", "log"} | {
-    *("log1p", "log2", "polygamma", "pow", "rsqrt", "sqrt", "erf_inv")
+# Between which numbers a function with other branches, or singular ends, is one analytic function.
+_POSITIVE, _UNIT = (0.0, math.inf), (-1.0, 1.0)
+_BRANCHES = {
+    **dict.fromkeys(("cbrt", "digamma", "lgamma", "log", "log2", "polygamma", "pow"), _POSITIVE),
+    **dict.fromkeys(("rsqrt", "sqrt"), _POSITIVE),
+    **dict.fromkeys(("acos", "asin", "atanh", "erf_inv"), _UNIT),
+    "acosh": (1.0, math.inf),
+    "cholesky": (math.inf, math.inf),
+    "log1p": (-1.0, math.inf),
 }
 # Analytic where they are defined.
 ANALYTIC = {
