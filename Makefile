@@ -92,7 +92,7 @@ bench-quick: .venv/.bench
 
 LATEST_PYTEST = .venv-latest/bin/python -m pytest --numprocesses 2 --dist worksteal
 # Where a new JAX has gone wrong without a word: what is refused, what is continuous, and some of every combination.
-LATEST_FILES = tests/analysis tests/continuity tests/test_silent.py tests/sad/test_sad_silent.py \
+LATEST_FILES = tests/analysis tests/continuity tests/test_audit.py tests/sad/test_sad_audit.py \
 	$(shell find tests -name 'test_*refusals.py')
 
 test-latest: .venv-latest/.installed

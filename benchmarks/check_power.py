@@ -17,9 +17,10 @@ import numpy as np
 from scipy import stats
 
 import diffmh
-from diffmh import _trials, _update_trials
+from diffmh.core.estimator import ValueOnly
+from diffmh.core.simulation import Simulation, nothing
 from diffmh.estimators import StochasticDerivative
-from diffmh.simulation import Simulation, nothing
+from diffmh.tools import trials, update_trials
 
 DRAWS, FALSE_ALARM, NUM_TESTS = 20_000, 5e-4, 120
 
@@ -31,10 +32,10 @@ def found(p_values: list[float]) -> bool:
 def against_normal(draws: np.ndarray, log_q, rng: np.random.Generator) -> bool:
     """A claimed density against draws, by way of a fitted normal one."""
     half = len(draws) // 2
-    reference = _trials.Reference(draws[:half])
+    reference = trials.Reference(draws[:half])
     known = reference.sample(rng, len(draws) - half)
     at_draws = reference.log_density(draws[half:]) - log_q(draws[half:])
-    return found(_trials.bridge(at_draws, reference.log_density(known) - log_q(known)))
+    return found(trials.bridge(at_draws, reference.log_density(known) - log_q(known)))
 
 
 def drift(rng, size):
@@ -63,13 +64,13 @@ def jacobian(rng, size):
 def label(rng, size):
     """A label of claimed probability ½ is drawn this much more often."""
     draws = (rng.random((DRAWS, 1)) < 0.5 + size).astype(float)
-    return found(_trials.outcomes(draws, np.full(DRAWS, np.log(0.5))))
+    return found(trials.outcomes(draws, np.full(DRAWS, np.log(0.5))))
 
 
 def against_direct(rng, coupled: np.ndarray) -> bool:
     direct = rng.normal(size=coupled.shape)
     atoms = [np.zeros(coupled.shape[1])]
-    return found(_trials.same_law(coupled, direct, atoms))
+    return found(trials.same_law(coupled, direct, atoms))
 
 
 def coupling_drift(rng, size):
@@ -98,7 +99,7 @@ def coupling_joint(rng, size):
 LABELS, THETA = 5, jnp.array([0.3, -0.5, 0.8, 0.0, -0.2])
 
 
-class Ring(diffmh.BlockUpdate):
+class Ring(diffmh.extend.BlockUpdate):
     """One of two neighbours on a ring of labels, by Barker's rule."""
 
     leaves: float | jax.Array
@@ -121,7 +122,7 @@ class Ring(diffmh.BlockUpdate):
             odds = theta[(x + noise[0]) % LABELS] - theta[x] + jnp.where(x == 0, self.leaves, 0.0)
             return odds + self.steeper * (odds - jax.lax.stop_gradient(odds))
 
-        return diffmh.Bernoulli.draw(noise[1], parameters.evaluate(log_odds, state.x))
+        return diffmh.extend.Bernoulli.draw(noise[1], parameters.evaluate(log_odds, state.x))
 
     def result(self, x, noise, outcome):
         return jnp.where(outcome, (x + noise[0]) % LABELS, x)
@@ -129,7 +130,7 @@ class Ring(diffmh.BlockUpdate):
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
         moved = super().coupled_step(parameters, step, alternative, noise, coupling_noise).x
         stays = (coupling_noise < self.stays) & (alternative.x != step.before.x)
-        return diffmh.State(jnp.where(stays, alternative.x, moved))
+        return diffmh.extend.State(jnp.where(stays, alternative.x, moved))
 
 
 def update_found(rng, derivative: bool = False, **mistake) -> bool:
@@ -138,14 +139,12 @@ def update_found(rng, derivative: bool = False, **mistake) -> bool:
     simulation = Simulation(ring, jnp.array(0), nothing, StochasticDerivative(), 1, 0, 1)
     key_visit, key_try = jax.random.split(key)
     keys = jax.random.split(key_visit, 32)
-    paths = _update_trials._visited(simulation.plain(), THETA, keys, ())
-    setting = _update_trials.Setting(simulation, THETA, (), paths)
+    paths = update_trials._visited(simulation.by(ValueOnly()), THETA, keys, ())
+    setting = update_trials.Setting(simulation, THETA, (), paths)
     if derivative:
-        return found(list(_update_trials._derivative(setting, [ring], key_try).p_values))
-    trials = _update_trials._try_update(setting, ring, key_try)
-    return found(
-        [p for trial in trials if isinstance(trial, _trials.Trial) for p in trial.p_values]
-    )
+        return found(list(update_trials._derivative(setting, [ring], key_try).p_values))
+    tried = update_trials._try_update(setting, ring, key_try)
+    return found([p for trial in tried if isinstance(trial, trials.Trial) for p in trial.p_values])
 
 
 def update_density(rng, size):

@@ -28,10 +28,10 @@ from problems import (
 from timing import row
 
 import diffmh
-from diffmh._admission import Unflatten
-from diffmh.comparison import Comparison, Measured, compared, measure
-from diffmh.expectation import _program
+from diffmh._expectation import _program
+from diffmh.core.admission import Unflatten
 from diffmh.models import mixture
+from diffmh.reports.comparison import Comparison, Measured, compared, measure
 
 GROUPS, CHAINS = 8, 64
 

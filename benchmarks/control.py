@@ -12,8 +12,8 @@ from problems import Problem, lattice, logistic, normal, schools, three_componen
 from timing import row
 
 import diffmh
-from diffmh.comparison import measure
-from diffmh.expectation import _program
+from diffmh._expectation import _program
+from diffmh.reports.comparison import measure
 
 
 def compare(problem: Problem, alternatives: int, num_chains: int, most=None, steps=None):

@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from timing import row
 
 import diffmh
-from diffmh.report import RunChains, report
+from diffmh.reports.report import RunChains, report
 
 
 def group(chains: RunChains, number: int, size: int) -> RunChains:

@@ -47,7 +47,7 @@ def c_loop(name: str):
     return run
 
 
-def compared(what: str, kernel: diffmh.Kernel, loop) -> None:
+def compared(what: str, kernel: diffmh.extend.Kernel, loop) -> None:
     """Times value and gradient of the energy under a kernel beside a C loop, and prints both."""
     energy = diffmh.expectation(
         ising.energy, kernel, init=ising.cold(SIZE), num_samples=SWEEPS, num_chains=CHAINS

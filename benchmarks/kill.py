@@ -30,7 +30,7 @@ def worker(kind: str, directory: str) -> None:
     from diffmh.models import gaussian, mixture
 
     key = jax.random.key(0)
-    place = diffmh.Checkpoint(directory, seconds=0.2)
+    place = diffmh.Checkpoint(directory, seconds=0.2) if directory else None
 
     def run(**options):
         f = lambda theta, x: (x, x**2)
@@ -47,7 +47,7 @@ def worker(kind: str, directory: str) -> None:
         return diffmh.optimise(entropy, 2.0, key, **options)
 
     def sample(**options):
-        length = {"num_samples": 60_000, "num_chains": 16, "thin": 3, "burn_in": 100}
+        length = {"num_samples": 60_000, "num_chains": 16, "thinning": 3, "burn_in": 100}
         tree = diffmh.sample(gaussian.sampler(), 0.5, key, init=0.0, **length, **options)
         groups = ("posterior", "sample_stats")
         return [tree[group][name].values for group in groups for name in tree[group].data_vars]
@@ -56,7 +56,7 @@ def worker(kind: str, directory: str) -> None:
     chosen()
     print("compiled", flush=True)
     began = time.monotonic()
-    result = chosen(checkpoint=place) if directory else chosen()
+    result = chosen(checkpoint=place)
     leaves = [leaf for leaf in jax.tree.leaves(result) if not isinstance(leaf, str)]
     digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
     print(digest, time.monotonic() - began, flush=True)
@@ -78,7 +78,7 @@ def ended(process: subprocess.Popen) -> tuple[str, float]:
 
 def corrupt(directory: pathlib.Path) -> int:
     """Of the checkpoints that bear a number, those that are not whole."""
-    from diffmh.checkpoint import Checkpoint, Store
+    from diffmh.runs.checkpoint import Checkpoint, Store
 
     count = 0
     if not directory.exists():

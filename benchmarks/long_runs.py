@@ -18,12 +18,12 @@ import jax
 import numpy as np
 
 import diffmh
-from diffmh import course
-from diffmh.bar import Bar
-from diffmh.loop import Loop
+from diffmh.core.execute import loop_of
 from diffmh.models import gaussian, mixture
+from diffmh.runs import rounds
+from diffmh.runs.progress import Bar
 
-compiled = sys.modules["diffmh._compiled"]
+compiled = sys.modules["diffmh.core.compiled"]
 KEY = jax.random.key(0)
 
 
@@ -36,8 +36,8 @@ def stretch_overhead(mean: diffmh.Expectation) -> float:
     """Seconds for a stretch of no blocks and its bar, the least of many: two runs, one with a bar,
     differ by less than a shared machine's times scatter.
     """
-    simulation, _, theta, key, args = mean._admit(0.5, KEY, ())
-    loop = Loop(simulation, theta, key, args, True, True)
+    admitted, theta, key, args = mean._admit(0.5, KEY, ())
+    loop = loop_of(admitted.admission.plan, theta, key, args, diagnose=True)
     begin, nowhere = compiled._unbegun(loop), jax.numpy.int32(1)
     best = float("inf")
     screen, sys.stderr = sys.stderr, Screen()
@@ -56,7 +56,7 @@ def cost() -> None:
     length = {"num_samples": 200_000, "num_chains": 64}
     mean = diffmh.expectation(f, gaussian.sampler(), init=0.0, **length)
     mean.run(0.5, KEY)
-    between, shortest = stretch_overhead(mean), course._STRETCH
+    between, shortest = stretch_overhead(mean), rounds._STRETCH
     print(
         f"between two stretches of at least {shortest} s: {1e3 * between:.2f} ms for the call and"
         f" the bar, {100 * between / shortest:.2f} %   (bar: < 1 %)"
@@ -64,7 +64,7 @@ def cost() -> None:
 
     saves: list[float] = []
     with tempfile.TemporaryDirectory() as parent:
-        from diffmh.checkpoint import Store
+        from diffmh.runs.checkpoint import Store
 
         save = Store.save
 
@@ -105,16 +105,16 @@ def until(num_runs: int = 200) -> None:
         ("N(θ, 1), N = 2,000", normal, 0.5, np.array([1.0]), 0.02),
     ]
     for name, expectation, theta, exact, asked in problems:
-        inside, rounds = [], []
+        inside, counts = [], []
         for seed in range(num_runs):
             report = expectation.run(theta, jax.random.key(seed), until=asked)
             gradient = np.ravel(report.gradient)
             inside.append(np.abs(gradient - exact) <= asked * np.abs(gradient).max())
-            rounds.append(report.num_chains // 16)
+            counts.append(report.num_chains // 16)
         shares = ", ".join(f"{100 * share:.1f} %" for share in np.mean(inside, axis=0))
         print(
             f"until={asked}, {name}: within the asked error {shares} of {num_runs} runs,"
-            f" {np.mean(rounds):.1f} rounds on average   (bar: ≥ 93 %)",
+            f" {np.mean(counts):.1f} rounds on average   (bar: ≥ 93 %)",
             flush=True,
         )
 

@@ -15,21 +15,20 @@ PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "src" / "diffmh"
 BEGIN, END = "<!-- drawn by draw_architecture.py -->\n```mermaid\n", "```\n<!-- end -->"
 
-# Left to right. A module that starts with an underscore serves all and is left out of the picture.
+# From what a user writes (left) to what a user gets (right): rooms that stand on the path.
 LAYERS = (
-    ("values", "parameters", "decisions", "intervals"),
-    ("proposals", "couplings"),
-    ("kernel", "kernels"),
-    ("alternatives", "controls", "estimators"),
-    ("bar", "checkpoint", "course"),
-    ("counts", "method", "simulation", "chain", "loop", "running"),
-    ("agreement", "findings", "report", "until"),
-    ("comparison", "expectation", "compose"),
-    ("trace", "check", "compare", "optimise", "sample", "draws", "adapt", "tune"),
-    ("models", "sad"),
-    ("adapters", "sensitivity", "plots"),
-    ("reproduce", "cli"),
+    ("core", "proposals"),
+    ("couplings",),
+    ("kernels", "estimators"),
+    ("reports",),
+    ("_expectation", "_compose"),
+    ("sad", "models", "adapters"),
+    ("tools",),
+    ("plots",),
+    ("reproduce",),
 )
+# Those that serve all rooms to their right would hide the path: `jaxprs`, `base`, `fast`,
+# `analysis`, `runs`. An edge that follows from two others is left out as well.
 
 
 def room(path: pathlib.Path) -> str:
@@ -49,13 +48,27 @@ def imports() -> set[tuple[str, str]]:
     return found
 
 
+def reduced() -> set[tuple[str, str]]:
+    """The imports between rooms of the picture, without those that others imply."""
+    shown = {name for layer in LAYERS for name in layer}
+    direct = {(a, b) for a, b in imports() if a != b and {a, b} <= shown}
+    reach = set(direct)
+    for middle in shown:
+        reach |= {(a, d) for a, b in reach for c, d in reach if b == middle == c}
+    return {
+        (a, b)
+        for a, b in direct
+        if not any((a, c) in direct and (c, b) in reach for c in shown - {a, b})
+    }
+
+
 def picture() -> str:
     known = [name for layer in LAYERS for name in layer if _exists(name)]
     lines = ["flowchart LR"]
     for number, layer in enumerate(LAYERS):
         inside = [name for name in layer if _exists(name)]
         lines += [f"  subgraph L{number}[ ]", *(f"    {name}" for name in inside), "  end"]
-    edges = sorted((b, a) for a, b in imports() if a in known and b in known and a != b)
+    edges = sorted((b, a) for a, b in reduced() if a in known and b in known)
     return "\n".join([*lines, *(f"  {used} --> {user}" for used, user in edges)]) + "\n"
 
 
@@ -74,8 +87,8 @@ def drawing() -> str:
             )
     edges = [
         f'<path d="M{x0} {y0 + 12}C{x0} {y0 + 34} {x1} {y1 - 34} {x1} {y1 - 12}"/>'
-        for user, used in sorted(imports())
-        if user != used and user in places and used in places
+        for user, used in sorted(reduced())
+        if user in places and used in places
         for (x0, y0), (x1, y1) in [(places[used], places[user])]
         if y0 < y1
     ]

@@ -35,7 +35,7 @@ def walk(factor):
     return diffmh.GaussianWalk(jnp.array([[factor[0], 0.0], [factor[1], factor[2]]]))
 
 
-class Leaps(diffmh.Proposal):
+class Leaps(diffmh.extend.Proposal):
     """A leap to one side or the other and a Gaussian step: `x' = x ± leap + L z`. No Gaussian
     walk suits both moons; this is a proposal of one's own, with parameters to tune.
     """

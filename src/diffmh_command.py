@@ -95,7 +95,7 @@ def _run(command: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if given.command is None:
         command.print_help()
         return 0
-    from diffmh import cli
+    from diffmh.reproduce import cli
 
     if given.command == "doctor":
         return cli.doctor()

@@ -10,12 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffmh._differentiable import (
-    differentiable,
-    differentiable_both_ways,
-    differentiable_by,
-    moving,
-)
+from diffmh.core.autodiff import differentiable, differentiable_both_ways, differentiable_by, moving
 
 THETA = jnp.array([1.0, 2.0, 5.0])
 # As many rows as columns: exchanged axes then go unnoticed by shapes.

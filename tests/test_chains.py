@@ -13,7 +13,7 @@ import pytest
 from equinox.internal import unvmap_any
 
 import diffmh
-from diffmh._lowering.chains import over_chains
+from diffmh.fast.chains import over_chains
 
 X = jax.random.normal(jax.random.key(0), (3, 4, 5))
 TABLE = jnp.arange(10.0, 17.0)
@@ -104,7 +104,7 @@ def test_only_compat_reads_jaxs_parameters():
     """
     ours = {"sampler", "form", "batches"}
     root = pathlib.Path(diffmh.__file__).parent
-    for file in set(root.rglob("*.py")) - {root / "_lowering" / "compat.py"}:
+    for file in set(root.rglob("*.py")) - {root / "jaxprs" / "compat.py"}:
         tree = ast.parse(file.read_text())
         reads = {n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "params"}
         named = {

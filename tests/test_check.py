@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import diffmh
-from diffmh import _trials
+from diffmh.tools import trials
 
 KEY = jax.random.key(0)
 log_normal = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2)
 log_pdf = jax.scipy.stats.norm.logpdf
 
 
-class LogWalk(diffmh.Proposal):
+class LogWalk(diffmh.extend.Proposal):
     """A multiplicative walk, with a share of its Jacobian."""
 
     jacobian: float = 1.0
@@ -30,7 +30,7 @@ class LogWalk(diffmh.Proposal):
         return jnp.sum(ahead)
 
 
-class Drifts(diffmh.Proposal):
+class Drifts(diffmh.extend.Proposal):
     """A walk that drifts without saying so."""
 
     drift: float = 0.1
@@ -43,7 +43,7 @@ class Drifts(diffmh.Proposal):
         return jnp.sum(log_pdf(x_new, x))
 
 
-class Shrinks(diffmh.Coupling):
+class Shrinks(diffmh.extend.Coupling):
     """The alternative's steps are a tenth too short."""
 
     by: float = 0.9
@@ -52,7 +52,7 @@ class Shrinks(diffmh.Coupling):
         return jnp.where(jnp.all(x == y), x_new, y + self.by * (x_new - x))
 
 
-class Unsteady(diffmh.Coupling):
+class Unsteady(diffmh.extend.Coupling):
     """Right in nine of ten, and stays where it is in the tenth."""
 
     def propose(self, key, proposal, x, x_new, y):
@@ -60,7 +60,7 @@ class Unsteady(diffmh.Coupling):
         return jnp.where(jnp.all(x == y), x_new, jnp.where(stays, y, y + x_new - x))
 
 
-class WrongJoint(diffmh.Coupling):
+class WrongJoint(diffmh.extend.Coupling):
     """Each coordinate is right by itself; together they are not: one noise for all."""
 
     def propose(self, key, proposal, x, x_new, y):
@@ -135,7 +135,7 @@ def test_check_names_the_mistake(name):
     )
 
 
-class LabelWalk(diffmh.FiniteProposal):
+class LabelWalk(diffmh.extend.FiniteProposal):
     """A proposal on labels whose `log_prob` may be off."""
 
     bias: float = 0.0
@@ -200,13 +200,13 @@ def test_p_values_are_honest():
     below = {"same law": 0, "bridge": 0, "outcomes": 0}
     for _ in range(300):
         a, b = rng.normal(size=(2, 2_000, 2))
-        p_values = _trials.same_law(a, b, [np.zeros(2)])
+        p_values = trials.same_law(a, b, [np.zeros(2)])
         below["same law"] += min(p_values) * len(p_values) < 0.01
         log_ratio = lambda x: 0.5 * x[:, 0] ** 2 - 0.5 * (x[:, 0] - 1) ** 2
-        p_values = _trials.bridge(log_ratio(a), log_ratio(b + np.array([1.0, 0.0])))
+        p_values = trials.bridge(log_ratio(a), log_ratio(b + np.array([1.0, 0.0])))
         below["bridge"] += min(p_values) * len(p_values) < 0.01
         draws = rng.choice(4, size=(2_000, 1), p=[0.1, 0.2, 0.3, 0.4])
-        p_values = _trials.outcomes(draws, np.log([0.1, 0.2, 0.3, 0.4])[draws[:, 0]])
+        p_values = trials.outcomes(draws, np.log([0.1, 0.2, 0.3, 0.4])[draws[:, 0]])
         below["outcomes"] += min(p_values) * len(p_values) < 0.01
     assert all(count <= 10 for count in below.values()), below
 

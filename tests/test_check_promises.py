@@ -60,7 +60,7 @@ SOUND = {
 }
 
 
-class Own(diffmh.Proposal):
+class Own(diffmh.extend.Proposal):
     """A proposal `x' = move(x, z)` with z standard normal, and what it claims its density to be."""
 
     move: object = None
@@ -74,12 +74,12 @@ class Own(diffmh.Proposal):
         return self.density(x, x_new)
 
 
-class Shrunk(diffmh.Coupling):
+class Shrunk(diffmh.extend.Coupling):
     def propose(self, key, proposal, x, x_new, y):
         return jnp.where(x == y, x_new, y + 0.5 * (x_new - x))
 
 
-class Unfaithful(diffmh.Coupling):
+class Unfaithful(diffmh.extend.Coupling):
     def propose(self, key, proposal, x, x_new, y):
         return proposal.sample(key, y)
 

@@ -9,9 +9,10 @@ import pytest
 from own_kernels import Barker, Delayed, barker, delayed, full, in_turn, slice_by_level, tempering
 
 import diffmh
-from diffmh import _trials, _update_trials
+from diffmh.core.estimator import ValueOnly
+from diffmh.core.simulation import Simulation, nothing
 from diffmh.estimators import StochasticDerivative
-from diffmh.simulation import Simulation, nothing
+from diffmh.tools import trials, update_trials
 
 KEY = jax.random.key(0)
 
@@ -72,10 +73,10 @@ class Lazy(Delayed):
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
         moved = self.step(parameters, alternative, noise).after
         stays = coupling_noise & (alternative.x != step.before.x)
-        return diffmh.State(jnp.where(stays, alternative.x, moved.x))
+        return diffmh.extend.State(jnp.where(stays, alternative.x, moved.x))
 
 
-class Walk(diffmh.BlockUpdate):
+class Walk(diffmh.extend.BlockUpdate):
     """A walk on N(θ, 1), whose log ratio is right if `factor` is 1."""
 
     factor: float = eqx.field(static=True, default=1.0)
@@ -93,7 +94,7 @@ class Walk(diffmh.BlockUpdate):
             new = self.log_density(theta, x + noise[0])
             return self.factor * (new - self.log_density(theta, x))
 
-        return diffmh.Acceptance.draw(noise[1], parameters.evaluate(log_ratio, state.x))
+        return diffmh.extend.Acceptance.draw(noise[1], parameters.evaluate(log_ratio, state.x))
 
     def result(self, x, noise, outcome):
         return jnp.where(outcome, x + noise[0], x)
@@ -104,15 +105,15 @@ def tried(kernel, theta, init):
     simulation = Simulation(kernel, init, nothing, StochasticDerivative(), 1, 0, 1)
     key_visit, key_try = jax.random.split(KEY)
     keys = jax.random.split(key_visit, 32)
-    paths = _update_trials._visited(simulation.plain(), theta, keys, ())
-    setting = _update_trials.Setting(simulation, theta, (), paths)
-    found = _update_trials._try_update(setting, kernel, key_try)
-    num_tests = sum(len(each.p_values) for each in found if isinstance(each, _trials.Trial))
-    judged = [each.judged(num_tests) if isinstance(each, _trials.Trial) else each for each in found]
+    paths = update_trials._visited(simulation.by(ValueOnly()), theta, keys, ())
+    setting = update_trials.Setting(simulation, theta, (), paths)
+    found = update_trials._try_update(setting, kernel, key_try)
+    num_tests = sum(len(each.p_values) for each in found if isinstance(each, trials.Trial))
+    judged = [each.judged(num_tests) if isinstance(each, trials.Trial) else each for each in found]
     return [finding.promise for finding in judged if not finding.kept], judged
 
 
-FULL_ODDS = diffmh.DensityOdds(full)
+FULL_ODDS = diffmh.extend.DensityOdds(full)
 MISTAKES = {
     "odds that don't say which": (Delayed(FULL_ODDS), ["Delayed.flip_odds"]),
     "odds of the other decision": (Delayed(Delayed().odds[::-1]), ["Delayed.flip_odds"]),
@@ -140,8 +141,8 @@ def test_floats_of_a_few_values_are_not_a_density_on_the_line():
     rng = np.random.default_rng(0)
     before = rng.normal(size=(500, 2))
     drawn = np.stack([before[:, 0], rng.integers(0, 2, 500)], axis=1)
-    assert _update_trials._moves_floats(before, before + rng.normal(size=(500, 2)))
-    assert not _update_trials._moves_floats(before, drawn)
+    assert update_trials._moves_floats(before, before + rng.normal(size=(500, 2)))
+    assert not update_trials._moves_floats(before, drawn)
 
 
 def test_a_derivative_that_is_off_by_a_tenth():
@@ -156,7 +157,7 @@ def test_mean_zero_is_honest():
     """
     rng = np.random.default_rng(0)
     draw = lambda: rng.normal(size=20_000) * np.exp(0.5 * rng.normal(size=20_000))
-    assert sum(_trials.mean_zero(draw()) < 0.01 for _ in range(500)) <= 12
-    assert _trials.mean_zero(np.append(np.full(20_000, 1e-3), 1.0)) == 1.0
-    assert _trials.mean_zero(draw() + 0.2) < 1e-4
-    assert _trials.mean_zero(np.append(draw(), np.nan)) == 0.0
+    assert sum(trials.mean_zero(draw()) < 0.01 for _ in range(500)) <= 12
+    assert trials.mean_zero(np.append(np.full(20_000, 1e-3), 1.0)) == 1.0
+    assert trials.mean_zero(draw() + 0.2) < 1e-4
+    assert trials.mean_zero(np.append(draw(), np.nan)) == 0.0

@@ -191,7 +191,7 @@ def test_a_line_goes_on_in_another_process_with_the_same_digits(interrupted):
         assert "the same line goes on from checkpoint 00000001" in words
     code = "import sys, test_checkpoints as t;"
     code += "[print(t.hexed(f(f'{sys.argv[1]}/{f.__name__}'))) for f in t.RESUMED]"
-    paths = [str(pathlib.Path(diffmh.__file__).parents[1]), str(pathlib.Path(__file__).parent)]
+    paths = [str(pathlib.Path(__file__).parent), *sys.path]
     done = subprocess.run(
         [sys.executable, "-c", code, str(directory)],
         capture_output=True,

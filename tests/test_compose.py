@@ -31,7 +31,9 @@ def mixture_entropy(_, p):
     return -jnp.sum(jax.scipy.special.xlogy(p, p))
 
 
-@pytest.mark.parametrize(("num_chains", "num_runs"), [(8, 6_000), (32, 3_000)])
+@pytest.mark.parametrize(
+    ("num_chains", "num_runs"), [(8, 6_000), pytest.param(32, 3_000, marks=pytest.mark.thorough)]
+)
 def test_entropy_of_the_mixture(num_chains, num_runs):
     exact = lambda theta: entropy(mixture_occupancy(50, 0)(theta))
     value, slope = derivative(exact, 0.4)

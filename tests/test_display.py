@@ -12,9 +12,9 @@ import pytest
 from small_runs import KEY, WALK
 
 import diffmh
-from diffmh._admission import Unflatten
-from diffmh.report import RunChains
-from diffmh.report import report as make_report
+from diffmh.core.admission import Unflatten
+from diffmh.reports.report import RunChains
+from diffmh.reports.report import report as make_report
 
 
 def made(form, theta, **options):

@@ -59,8 +59,8 @@ def test_exact_derivatives_and_errors_that_know_of_autocorrelation(rho):
 
 
 def test_without_the_batches_the_errors_would_be_too_small(monkeypatch):
-    monkeypatch.setattr("diffmh.draws.autocorrelation_time", lambda series: 0.1)
-    monkeypatch.setattr("diffmh.draws._MOST_BATCHES", 2_000)
+    monkeypatch.setattr("diffmh.tools.draws.autocorrelation_time", lambda series: 0.1)
+    monkeypatch.setattr("diffmh.tools.draws._MOST_BATCHES", 2_000)
     reports = [
         diffmh.from_draws(both, log_density, draws).run(THETA) for draws in autoregressive(30, 0.8)
     ]

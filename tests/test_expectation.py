@@ -179,7 +179,7 @@ def test_chains_average_to_the_value():
     close_trees(jax.tree.map(lambda leaf: leaf.mean(0), per_chain), NORMAL(CASES[1].values[1], KEY))
 
 
-class FlipBit(diffmh.Proposal):
+class FlipBit(diffmh.extend.Proposal):
     symmetric: bool = True
 
     def sample(self, key, x):

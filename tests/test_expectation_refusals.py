@@ -156,7 +156,7 @@ COUNTED = {
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("count", [2.0, True, np.float32(2), np.True_, "2", None], ids=repr)
 def test_counts_that_are_not_whole(name, count):
-    refused(lambda: COUNTED[name](count), TypeError, f"{name} … whole number … {count!r}")
+    refused(lambda: COUNTED[name](count), TypeError, f"{name} … integer … {count!r}")
 
 
 @pytest.mark.parametrize("name", COUNTED)

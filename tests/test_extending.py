@@ -1,5 +1,6 @@
 """The texts of docs/extending.md, run as they stand, against exact answers."""
 
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -7,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_kernels
 import pytest
 from oracles import derivative, finite_chain_mean, transition_matrix
 from unbiasedness import assert_unbiased, is_caught
@@ -26,7 +28,7 @@ def names() -> dict:
 
 
 def test_each_text_is_short():
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 9
     assert max(len(block.splitlines()) for block in BLOCKS) <= 40
 
 
@@ -44,7 +46,13 @@ def derivatives(kernel, f, theta, init, num_samples, key=0, num_chains=40_000, e
         num_chains=num_chains,
         estimator=estimator,
     )
-    return np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(key)))
+    return np.asarray(jax.jit(jax.jacfwd(expectation.per_chain))(theta, jax.random.key(key)))
+
+
+def test_functions_of_draws(names):
+    """Parallel tempering against its matrix."""
+    case = dataclasses.replace(own_kernels.tempering(), kernel=names["tempered"])
+    assert_unbiased(case.derivatives(3), case.exact(3))
 
 
 def test_proposal(names):
@@ -57,7 +65,7 @@ def test_proposal(names):
         num_samples=40,
         num_chains=4_000,
     )
-    assert_unbiased(jax.jacfwd(found.per_chain)(2.0, jax.random.key(1)), np.array(1.0))
+    assert_unbiased(jax.jit(jax.jacfwd(found.per_chain))(2.0, jax.random.key(1)), np.array(1.0))
 
 
 def ring_walk(n):
@@ -106,7 +114,7 @@ def ring_observed(theta, x):
 RING_THETA = jnp.array([0.3, 0.15])
 
 
-@pytest.mark.parametrize("alternatives", [1, 3])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_block_kernel(names, alternatives):
     estimator = diffmh.StochasticDerivative(alternatives=alternatives)
     found = derivatives(
@@ -143,7 +151,7 @@ POTTS_THETA = jnp.array([0.6, -0.3])
 @pytest.mark.parametrize(
     "estimator",
     [
-        diffmh.StochasticDerivative(),
+        pytest.param(diffmh.StochasticDerivative(), marks=pytest.mark.thorough),
         diffmh.StochasticDerivative(alternatives=3),
         diffmh.Score(baseline="other chains"),
     ],

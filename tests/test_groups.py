@@ -10,9 +10,10 @@ from oracles import OTHER, derivative, finite_chain_mean, transition_matrix
 from unbiasedness import LEAST_RUNS, assert_unbiased
 
 import diffmh
-from diffmh import loop
-from diffmh._sharding import over_groups
-from diffmh.report import report
+from diffmh.core import plan
+from diffmh.core.plan import Plan
+from diffmh.reports.report import report
+from diffmh.runs.devices import over_groups
 
 KEY = jax.random.key(5)
 
@@ -34,7 +35,7 @@ def chains_of(mean, theta):
 
 @pytest.fixture
 def without_groups(monkeypatch):
-    return lambda: monkeypatch.setattr(loop, "_MOST_GROUP_BYTES", 0)
+    return lambda: monkeypatch.setattr(plan, "_MOST_GROUP_BYTES", 0)
 
 
 @pytest.mark.optimised
@@ -75,7 +76,7 @@ def test_a_report_and_draws_by_groups(without_groups):
 )  # fmt: skip
 def test_how_many_groups(num_chains, start, groups):
     mean = mean_of(normal, start, num_chains=num_chains)
-    assert loop.Loop(mean.simulation, 0.5, KEY, (), True).num_groups == groups
+    assert Plan.of(mean.simulation, jnp.asarray(0.5), KEY, ()).num_groups == groups
 
 
 def problem(num_parameters):
@@ -125,7 +126,9 @@ def exact_slope(num_parameters, estimator, num_samples):
     ("estimator", "num_parameters", "num_samples", "num_chains"),
     [
         pytest.param(diffmh.StochasticDerivative(), 17, 1, 2048, marks=pytest.mark.thorough),
-        (diffmh.StochasticDerivative(births=True), 1, 1, 600),
+        pytest.param(
+            diffmh.StochasticDerivative(births=True), 1, 1, 600, marks=pytest.mark.thorough
+        ),
         (diffmh.StochasticDerivative(), 80, 30, 2048),  # by births as well
         (diffmh.Score(baseline="other chains"), 80, 1, 600),
         pytest.param(diffmh.Score(), 1, 30, 2048, marks=pytest.mark.thorough),

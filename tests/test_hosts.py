@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import diffmh
-from diffmh._validate import concrete
+from diffmh.base.validate import concrete
 from diffmh.models import gaussian
 
 HERE = pathlib.Path(__file__).parent
@@ -47,7 +47,9 @@ def free_address() -> str:
 def together(tmp_path_factory):
     """What each of two processes found."""
     coordinator, directory = free_address(), tmp_path_factory.mktemp("hosts")
-    pair = [started(HERE / "hosts_cases.py", coordinator, n, directory) for n in range(2)]
+    pair = [
+        started(HERE / "support" / "hosts_cases.py", coordinator, n, directory) for n in range(2)
+    ]
     outputs = [process.communicate(timeout=400) for process in pair]
     for process, (_, errors) in zip(pair, outputs, strict=True):
         assert process.returncode == 0, errors[-3000:]
@@ -133,7 +135,7 @@ def test_the_first_dies_or_one_falls_silent(number, how, tmp_path):
 def test_one_process_goes_on_where_two_were_cut_down(interrupted, tmp_path, monkeypatch):
     directory, _ = interrupted
     copy = shutil.copytree(directory, tmp_path / "checkpoint")
-    compiled, firsts = sys.modules["diffmh._compiled"], []
+    compiled, firsts = sys.modules["diffmh.core.compiled"], []
     advance = compiled._advance
 
     def noted(*given):

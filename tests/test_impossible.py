@@ -17,8 +17,8 @@ from oracles import derivative, finite_chain_mean
 from unbiasedness import assert_unbiased
 
 import diffmh
-from diffmh.decisions import Categorical, flow_potential
-from diffmh.values import Value
+from diffmh.core.decisions import Categorical, flow_potential
+from diffmh.core.values import Value
 
 KEY = jax.random.key(3)
 LENGTH, STATES, RUNS, STEPS = 3, 3, 2048, 3
@@ -74,7 +74,7 @@ def exact_paths(features):
     ("estimator", "num_parameters", "coupling"),
     [
         (diffmh.StochasticDerivative(control="f"), 17, diffmh.Maximal()),
-        (diffmh.StochasticDerivative(), 80, None),  # by births
+        thorough(diffmh.StochasticDerivative(), 80, None),  # by births
         thorough(diffmh.StochasticDerivative(weights="one-sided"), 1, None),
         thorough(diffmh.Score(), 17, None),
     ],
@@ -132,7 +132,7 @@ def exact_blocks(features):
     return mean
 
 
-@pytest.mark.parametrize("num_parameters", [thorough(1), 17, 80])
+@pytest.mark.parametrize("num_parameters", [thorough(1), thorough(17), 80])
 def test_blocks_with_impossible_units(num_parameters):
     features = table((3,), num_parameters)
     theta, data = jnp.asarray(at(num_parameters)), jnp.asarray(features)

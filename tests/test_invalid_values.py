@@ -9,6 +9,10 @@ import pytest
 from unbiasedness import assert_unbiased
 
 import diffmh
+from diffmh.extend import (
+    Condition,
+    Proposal,
+)
 
 KEY = jax.random.key(0)
 INF, NAN = jnp.inf, jnp.nan
@@ -76,20 +80,20 @@ TABLE = {
         0,
         RIGHT,
         [TOO_MUCH, NEGATIVE],
-        r"TransitionMatrix\(matrix=",
+        r"TransitionMatrix\(probabilities=",
     ),
-    "Langevin": (lambda p: diffmh.Langevin(normal, p), 0.0, *SCALES, r"Langevin\(step="),
+    "Langevin": (lambda p: diffmh.Langevin(normal, p), 0.0, *SCALES, r"Langevin\(step_size="),
     "Langevin by a matrix": (
         lambda p: diffmh.Langevin(normal, p),
         jnp.zeros(2),
         *MATRICES,
-        r"Langevin\(step=",
+        r"Langevin\(step_size=",
     ),
     "Hamiltonian": (
         lambda p: diffmh.Hamiltonian(normal, p, 2),
         0.0,
         *SCALES,
-        r"Hamiltonian\(step=",
+        r"Hamiltonian\(step_size=",
     ),
     "Cycle": (lambda p: diffmh.Cycle(PLAIN, walk(p)), 0.0, *SCALES, r"GaussianWalk\(scale="),
     "Repeat": (lambda p: diffmh.Repeat(walk(p), 2), 0.0, *SCALES, r"GaussianWalk\(scale="),
@@ -166,7 +170,7 @@ def test_run_sample_and_trace_refuse():
             call()
 
 
-class Stretched(diffmh.Proposal):
+class Stretched(Proposal):
     """A user's own, with a range of its own."""
 
     scale: jax.Array
@@ -179,7 +183,7 @@ class Stretched(diffmh.Proposal):
         return jax.scipy.stats.norm.logpdf(x_new, x, self.scale)
 
     def conditions(self):
-        return (diffmh.Condition(self.scale > 0, self.scale, "`Stretched(scale=...)` must be > 0"),)
+        return (Condition(self.scale > 0, self.scale, "`Stretched(scale=...)` must be > 0"),)
 
 
 def test_a_proposal_of_ones_own():

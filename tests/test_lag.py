@@ -13,7 +13,8 @@ from programs import each
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
-from diffmh import _trees, alternatives, values
+from diffmh.base import trees
+from diffmh.core import alternatives, values
 
 PROBLEMS = [random_problem(seed) for seed in range(300, 400)]
 STEPS, BURN_IN = 6, 1
@@ -64,7 +65,11 @@ def estimates(problems, lag, alternatives, density=log_density, births=None):
 
 @pytest.mark.parametrize(
     ("lag", "alternatives", "births", "count"),
-    [(1, 1, None, 100), (2, 2, None, 100), (1, 1, True, 10)],
+    [
+        pytest.param(1, 1, None, 100, marks=pytest.mark.thorough),
+        (2, 2, None, 100),
+        (1, 1, True, 10),
+    ],
 )
 def test_lag(lag, alternatives, births, count):
     problems = PROBLEMS[:count]
@@ -75,7 +80,7 @@ def test_lag(lag, alternatives, births, count):
 
 def test_recoupled_when_only_the_newest_agrees_is_caught(monkeypatch):
     def newest_only(slots, at):
-        same = lambda y: _trees.equal(y, at.step.after.x)
+        same = lambda y: trees.equal(y, at.step.after.x)
         recoupled = values.each_slot(same, slots.state.x)
         return eqx.tree_at(lambda s: s.weight, slots, values.drop(slots.weight, recoupled))
 

@@ -22,9 +22,9 @@ import pytest
 from small_runs import KEY, OCCUPANCY, WALK, identity
 
 import diffmh
-from diffmh._validate import concrete
-from diffmh.checkpoint import Store
+from diffmh.base.validate import concrete
 from diffmh.models import mixture
+from diffmh.runs.checkpoint import Store
 
 MEAN = diffmh.expectation(identity, WALK, init=0.0, num_samples=2_000, num_chains=8)
 PAIR = diffmh.compose(lambda theta, a, b: a * b, MEAN, MEAN)
@@ -92,7 +92,7 @@ def test_a_line_that_is_interrupted_goes_on_with_the_same_digits(name, tmp_path,
         save(store, *given)
 
     monkeypatch.setattr(Store, "save", dying)
-    monkeypatch.setattr("diffmh.course._STRETCH", 1e-9)
+    monkeypatch.setattr("diffmh.runs.rounds._STRETCH", 1e-9)
     place, killed = diffmh.Checkpoint(tmp_path / "c", seconds=0), 0
     while True:
         try:
@@ -120,7 +120,7 @@ def test_kill_9(tmp_path):
     code = "import sys, diffmh, test_long_runs as t;"
     code += "print(t.slow_descent(diffmh.Checkpoint(sys.argv[1], seconds=float(sys.argv[2]))))"
     place = tmp_path / "c"
-    paths = [str(pathlib.Path(diffmh.__file__).parents[1]), str(pathlib.Path(__file__).parent)]
+    paths = [str(pathlib.Path(__file__).parent), *sys.path]
     start = lambda seconds: subprocess.Popen(
         [sys.executable, "-c", code, str(place), str(seconds)],
         stdout=subprocess.PIPE,
@@ -139,7 +139,7 @@ def test_kill_9(tmp_path):
 
 def test_a_resumed_run_does_not_begin_anew(tmp_path, monkeypatch):
     """What was done before is not done again: its steps are counted."""
-    compiled = sys.modules["diffmh._compiled"]
+    compiled = sys.modules["diffmh.core.compiled"]
     steps, advance = [], compiled._advance
 
     def counted(*given):
@@ -260,7 +260,7 @@ def test_until_runs_whole_rounds_of_the_same_chains():
     assert (high - low) / 2 <= 0.05 * report.gradient
     # Its first round is the run without it.
     first = MEAN.run_chains(0.5, KEY).value
-    from diffmh.course import Course
+    from diffmh.runs.rounds import Course
 
     course = Course()
     course.again(report.num_chains // 8)

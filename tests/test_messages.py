@@ -121,7 +121,7 @@ def complex_odds():
     )(0.5, KEY)
 
 
-class ComplexWalk(diffmh.Proposal):
+class ComplexWalk(diffmh.extend.Proposal):
     symmetric: bool = False
 
     def sample(self, key, x):

@@ -35,7 +35,7 @@ def occupancy(h, j):
 
 
 # Long enough, with enough chains and products to contract that a compiler's freedom to round would
-# show: without `rounding.settle` these tests fail.
+# show: without `rounding.round_here` these tests fail.
 LONG = 3_000
 WALK = diffmh.MetropolisHastings(lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.3))
 bump = lambda theta, x: jnp.exp(-x * x) * x + 0.1 * x

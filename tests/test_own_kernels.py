@@ -12,6 +12,16 @@ from own_kernels import Barker, Case, Delayed, SliceByLevel, delayed, full, temp
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
+from diffmh.extend import (
+    Acceptance,
+    Bernoulli,
+    BlockUpdate,
+    DensityOdds,
+    State,
+    Step,
+    Update,
+    Value,
+)
 
 STEPS = 3
 
@@ -49,7 +59,7 @@ def test_a_swap_of_equal_replicas_is_no_tie():
     assert_unbiased(found, tempering().exact(STEPS))
 
 
-class Ties(diffmh.BlockUpdate):
+class Ties(BlockUpdate):
     """Exact ties of the given number, which move two labels or nothing."""
 
     count: int = eqx.field(static=True)
@@ -63,7 +73,7 @@ class Ties(diffmh.BlockUpdate):
 
     def decide(self, parameters, state, noise):
         tie = lambda theta: jnp.zeros(self.count) + (theta - jax.lax.stop_gradient(theta))
-        return diffmh.Acceptance.draw(noise, parameters.evaluate(tie))
+        return Acceptance.draw(noise, parameters.evaluate(tie))
 
     def result(self, x, noise, outcome):
         return jnp.where(self.moves & outcome[-1], x[::-1], x)
@@ -103,7 +113,7 @@ def test_births_by_the_odds_of_the_other_decision_are_caught():
 
 def test_odds_that_do_not_say_which_decision_are_refused():
     """By births, also where they are chosen because there are many parameters."""
-    odds = diffmh.DensityOdds(full)
+    odds = DensityOdds(full)
     for case, estimator in ((delayed(odds=odds), BIRTHS), (delayed(40, odds=odds), None)):
         with pytest.raises(ValueError, match="`Delayed` makes 2 decisions, and its `flip_odds`"):
             case.derivatives(STEPS, 16, estimator)
@@ -143,7 +153,7 @@ class ByHand(Barker):
 
     def decide(self, parameters, state, noise):
         odds = full(parameters.theta, (state.x + noise[0]) % 5) - full(parameters.theta, state.x)
-        return diffmh.Bernoulli.draw(noise[1], diffmh.Value(odds))
+        return Bernoulli.draw(noise[1], Value(odds))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +176,7 @@ def test_a_step_that_decides_nothing_may_be_sampled_and_has_a_covariance():
     assert np.isfinite(first_call(SliceByLevel(), delayed(), diffmh.Covariance())).all()
 
 
-class Floats(diffmh.Update):
+class Floats(Update):
     """`x' = θ x + z`, whose tangent is carried on or not."""
 
     carries: bool = eqx.field(static=True)
@@ -181,10 +191,10 @@ class Floats(diffmh.Update):
     def step(self, parameters, state, noise):
         after = parameters.evaluate(lambda theta, x: theta * x + noise, state.value)
         tangent = after.tangent if self.carries else None
-        return diffmh.Step(state, diffmh.State(after.primal, None, tangent))
+        return Step(state, State(after.primal, None, tangent))
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        return diffmh.State(parameters.theta * alternative.x + noise)
+        return State(parameters.theta * alternative.x + noise)
 
     def flipped(self, step, noise, decision, candidate):
         raise AssertionError("there is nothing to flip")
@@ -201,7 +211,7 @@ def test_moves_that_depend_on_theta_must_carry_tangents():
 
 class Arrays(Barker):
     def decide(self, parameters, state, noise):
-        return diffmh.Bernoulli.draw(noise[1], jnp.zeros(()))
+        return Bernoulli.draw(noise[1], jnp.zeros(()))
 
 
 class Tuples(Barker):
@@ -227,7 +237,7 @@ class OneUniformTooMany(Barker):
 class NotATuple(Delayed):
     def step(self, parameters, state, noise):
         step = super().step(parameters, state, noise)
-        return diffmh.Step(step.before, step.after, step.decisions[0])
+        return Step(step.before, step.after, step.decisions[0])
 
 
 class OnlyAState(Delayed):
@@ -242,7 +252,7 @@ class CoupledToAnArray(Delayed):
 
 class FlippedToAFloat(Delayed):
     def flipped(self, step, noise, decision, candidate):
-        return diffmh.State(1.0 * step.after.x)
+        return State(1.0 * step.after.x)
 
 
 class CouplingWithoutAxis(Delayed):

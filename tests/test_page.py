@@ -8,7 +8,7 @@ import pytest
 from browsing import complaints, needs_browser, night, open_browser, phone
 from test_reproduce import SMALL
 
-from diffmh.reproduce import EXPERIMENTS, Outcome, Row, saved
+from diffmh.reproduce import EXPERIMENTS, Claim, Result, saved
 from diffmh.reproduce import page as pages
 
 pytestmark = needs_browser
@@ -26,11 +26,11 @@ def out(tmp_path_factory):
     """All six figures, from small data made up for it."""
     out = tmp_path_factory.mktemp("page")
     rows = [
-        Row("a", "≈ 1", "1", "1.00 ± 0.01", "|z| < 5", True),
-        Row("b", "—", "—", "1", "—", None),
+        Claim("a", "≈ 1", "1", "1.00 ± 0.01", "|z| < 5", True),
+        Claim("b", "—", "—", "1", "—", None),
     ]
     for name, experiment in EXPERIMENTS.items():
-        saved.save(experiment, Outcome(SMALL[name], "small", rows), out, 0, True)
+        saved.save(experiment, Result(SMALL[name], "small", rows), out, 0, True)
     pages.write(out, saved.load_all(out))
     return out
 

@@ -1,4 +1,4 @@
-"""The door to `_lowering` open and shut: `jax.vmap` and `jax.random` in place of chains last and of
+"""The door to `fast` open and shut: `jax.vmap` and `jax.random` in place of chains last and of
 the words that we draw, the same numbers by both.
 """
 
@@ -16,8 +16,8 @@ from unbiasedness import assert_unbiased
 
 import diffmh
 from diffmh import sad
-from diffmh._lowering import plain_jax
-from diffmh._lowering.chains import over_chains
+from diffmh.fast import plain_jax
+from diffmh.fast.chains import over_chains
 from diffmh.models import gaussian, ising, mixture
 
 KEY = jax.random.key(3)
@@ -101,6 +101,7 @@ def found(name, plain):
     return FOUND[name, plain]
 
 
+@pytest.mark.optimised  # the comparison below has the same programs
 @WAYS
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_unbiased_both_ways(name, plain):
@@ -141,7 +142,7 @@ def test_plain_is_vmap():
 @pytest.mark.parametrize("setting, plain", [("1", True), ("0", False), ("", False)])
 def test_the_environment_decides(setting, plain):
     """Read once, when diffmh is imported."""
-    text = "from diffmh._lowering import plain_jax; print(plain_jax.value)"
+    text = "from diffmh.fast import plain_jax; print(plain_jax.value)"
     environment = {"DIFFMH_PLAIN_JAX": setting, "PYTHONPATH": ":".join(sys.path)}
     run = [sys.executable, "-c", text]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)

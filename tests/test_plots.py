@@ -14,8 +14,8 @@ import pytest
 
 import diffmh
 from diffmh.models import gaussian, ising, mixture
-from diffmh.plots.entries import entries
 from diffmh.plots.trace import branch, spans
+from diffmh.reports.display import entries
 
 KEY = jax.random.key(0)
 

@@ -18,11 +18,11 @@ import optax
 import pytest
 from figure_data import SMALL
 
-from diffmh.optimise import optimise
-from diffmh.reproduce import EXPERIMENTS, Outcome, Row, catalogue, run, saved
+from diffmh.reproduce import EXPERIMENTS, Claim, Result, catalogue, run, saved
 from diffmh.reproduce.experiment import against_exact, digits, worst
 from diffmh.reproduce.mixture import maximiser, reached
-from diffmh.reproduce.progress import Progress
+from diffmh.reproduce.progress import Status
+from diffmh.tools.optimise import optimise
 from diffmh_command import main
 
 
@@ -59,7 +59,7 @@ def quick(monkeypatch):
     def stand_in(name):
         def compute(key, fast, progress):
             asked[name] += 1
-            return Outcome(SMALL[name], "none", [Row(name, "1", "1", "1", "none", True)])
+            return Result(SMALL[name], "none", [Claim(name, "1", "1", "1", "none", True)])
 
         return dataclasses.replace(EXPERIMENTS[name], compute=compute)
 
@@ -127,7 +127,7 @@ def test_drawing_reads_only_what_was_saved(results, monkeypatch):
 
 
 def test_a_failed_verdict_is_an_exit_code(tmp_path, monkeypatch):
-    failed = Outcome(SMALL["branching"], "none", [Row("a", "1", "1", "2", "none", False)])
+    failed = Result(SMALL["branching"], "none", [Claim("a", "1", "1", "2", "none", False)])
     wrong = dataclasses.replace(EXPERIMENTS["branching"], compute=lambda *_: failed)
     monkeypatch.setitem(catalogue.EXPERIMENTS, "branching", wrong)
     done = command("reproduce", "branching", "--out", tmp_path)
@@ -182,7 +182,7 @@ def test_a_directory_that_cannot_be_written(quick, tmp_path, monkeypatch, method
 
 
 def test_without_an_extra_it_says_which_to_install(monkeypatch, tmp_path):
-    from diffmh import cli
+    from diffmh.reproduce import cli
 
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     done = command("reproduce", "--out", tmp_path / "none")
@@ -203,7 +203,7 @@ def test_ctrl_c_says_what_is_finished_and_the_same_command_goes_on(quick, tmp_pa
     monkeypatch.undo()
     asked = {}
     for name in EXPERIMENTS:
-        outcome = Outcome(SMALL[name], "none", [Row(name, "1", "1", "1", "none", True)])
+        outcome = Result(SMALL[name], "none", [Claim(name, "1", "1", "1", "none", True)])
         compute = lambda *_, name=name, outcome=outcome: asked.setdefault(name, outcome)
         stand_in = dataclasses.replace(EXPERIMENTS[name], compute=compute)
         monkeypatch.setitem(catalogue.EXPERIMENTS, name, stand_in)
@@ -337,7 +337,7 @@ class Terminal(io.StringIO):
 def test_progress_is_one_line_on_a_terminal_and_few_in_a_log():
     screen, log, patient = Terminal(), io.StringIO(), io.StringIO()
     for stream, pause in ((screen, 2.0), (log, 0.0), (patient, 60.0)):
-        progress = Progress("variance", stream, pause)
+        progress = Status("variance", stream, pause)
         assert list(progress.over(["long words", "b"], lambda item: f"case {item}")) == [
             "long words",
             "b",
@@ -356,7 +356,7 @@ def test_progress_is_one_line_on_a_terminal_and_few_in_a_log():
 def test_an_ascent_says_how_far_it_is_in_a_log():
     """Three hundred iterations were silent where stderr is no terminal."""
     log = io.StringIO()
-    along = Progress("mixture", log, 0.0).along("iteration of the ascent")
+    along = Status("mixture", log, 0.0).along("iteration of the ascent")
     steps = {"optimizer": optax.sgd(0.1), "num_iterations": 3}
     optimise(lambda t, key: t**2, 1.0, jax.random.key(0), **steps, progress=along)
     lines = log.getvalue().splitlines()

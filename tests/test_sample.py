@@ -27,7 +27,7 @@ MIXED = diffmh.Cycle(
 
 
 def drawn(**options):
-    given = {"init": START, "num_samples": 100, "num_chains": 3, "burn_in": 70, "thin": 3}
+    given = {"init": START, "num_samples": 100, "num_chains": 3, "burn_in": 70, "thinning": 3}
     return diffmh.sample(MIXED, 0.5, KEY, **(given | options))
 
 
@@ -100,7 +100,7 @@ def test_a_single_array_is_x_and_gibbs_has_no_acceptance_rate():
     ("change", "error", "message"),
     [
         ({"num_samples": 0}, ValueError, "num_samples"),
-        ({"thin": 0}, ValueError, "thin"),
+        ({"thinning": 0}, ValueError, "thinning"),
         ({"block_size": 1.5}, TypeError, "block_size"),
         ({"checkpoint": 3}, TypeError, "checkpoint"),
         ({"init": {**START, "place": (jnp.zeros(2), jnp.nan)}}, ValueError, "start state"),

@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 
-TOUR = pathlib.Path(__file__).parent / "annotations_tour.py"
+TOUR = pathlib.Path(__file__).parent / "support" / "annotations_tour.py"
 RUN = f"""
 import runpy, sys
 from jaxtyping import install_import_hook

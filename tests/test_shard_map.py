@@ -32,10 +32,10 @@ CASES = [
 def found(devices: int):
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_NUM_CPU_DEVICES": str(devices),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, str(HERE / "shard_map_cases.py")]
+    command = [sys.executable, str(HERE / "support" / "shard_map_cases.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

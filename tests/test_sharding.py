@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 
 import diffmh
 from diffmh import sad
-from diffmh._sharding import check_shares
 from diffmh.models import gaussian
+from diffmh.runs.devices import check_shares
 
 HERE = pathlib.Path(__file__).parent
 
@@ -32,7 +32,7 @@ def found(devices: int, *given: str) -> dict[str, list[float]]:
         "JAX_NUM_CPU_DEVICES": str(devices),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, str(HERE / "sharding_cases.py"), *given]
+    command = [sys.executable, str(HERE / "support" / "sharding_cases.py"), *given]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

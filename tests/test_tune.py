@@ -32,7 +32,7 @@ def test_adapt(kind):
         case "walk":
             factor = adapted.proposal.scale
         case "Langevin":
-            factor = adapted.kernel.proposal.step
+            factor = adapted.update.proposal.step_size
         case _:
             factor = jnp.diag(adapted.step_size)
     found = np.asarray(factor @ factor.T)

@@ -82,7 +82,7 @@ def coin(theta, key):
         ),
         (
             lambda: diffmh.Hamiltonian(lambda theta, x: -(x**2), jnp.inf, 3),
-            r"`Hamiltonian\(step=...\)` must be finite, got inf",
+            r"`Hamiltonian\(step_size=...\)` must be finite, got inf",
         ),
         (lambda: diffmh.StochasticDerivative(births="abc"), r"births=...\)` must be True or False"),
         (lambda: diffmh.continuous(None), r"`function` must be a function .*, got None"),

@@ -1,81 +1,124 @@
-"""diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions."""
+"""diffmh: unbiased derivatives of Metropolis–Hastings, as ordinary JAX functions.
 
-from . import models as models
-from . import plots as plots
-from . import sad as sad
-from ._validate import Condition as Condition
-from ._validate import NotDifferentiable as NotDifferentiable
-from .adapt import adapt as adapt
-from .adapters import Posterior as Posterior
-from .adapters import as_blackjax as as_blackjax
-from .adapters import from_numpyro as from_numpyro
-from .adapters import from_pymc as from_pymc
-from .alternatives import Transition as Transition
-from .analysis import continuous as continuous
-from .check import check as check
-from .checkpoint import Checkpoint as Checkpoint
-from .compare import compare as compare
-from .comparison import Comparison as Comparison
-from .compose import compose as compose
-from .couplings import CommonRandomNumbers as CommonRandomNumbers
-from .couplings import Coupling as Coupling
-from .couplings import GradientCommonRandomNumbers as GradientCommonRandomNumbers
-from .couplings import GradientReflection as GradientReflection
-from .couplings import Independent as Independent
-from .couplings import Maximal as Maximal
-from .couplings import MaximalReflection as MaximalReflection
-from .couplings import NearlyMaximal as NearlyMaximal
-from .couplings import NoiseCoupling as NoiseCoupling
-from .couplings import SameSite as SameSite
-from .couplings import TwoScale as TwoScale
-from .decisions import Acceptance as Acceptance
-from .decisions import Bernoulli as Bernoulli
-from .decisions import Categorical as Categorical
-from .draws import from_draws as from_draws
-from .estimators import Covariance as Covariance
-from .estimators import Estimator as Estimator
-from .estimators import Observation as Observation
-from .estimators import Score as Score
-from .estimators import StochasticDerivative as StochasticDerivative
-from .expectation import Expectation as Expectation
-from .expectation import expectation as expectation
-from .kernel import BlockUpdate as BlockUpdate
-from .kernel import DensityOdds as DensityOdds
-from .kernel import Kernel as Kernel
-from .kernel import State as State
-from .kernel import Step as Step
-from .kernel import Update as Update
-from .kernels import BlockGibbs as BlockGibbs
-from .kernels import Cycle as Cycle
-from .kernels import Gibbs as Gibbs
-from .kernels import Hamiltonian as Hamiltonian
-from .kernels import Langevin as Langevin
-from .kernels import MetropolisHastings as MetropolisHastings
-from .kernels import Mixture as Mixture
-from .kernels import Repeat as Repeat
-from .kernels import Sweep as Sweep
-from .optimise import Ascent as Ascent
-from .optimise import optimise as optimise
-from .parameters import Parameters as Parameters
-from .proposals import CrankNicolson as CrankNicolson
-from .proposals import FiniteProposal as FiniteProposal
-from .proposals import GaussianWalk as GaussianWalk
-from .proposals import Independence as Independence
-from .proposals import NoiseProposal as NoiseProposal
-from .proposals import On as On
-from .proposals import OneLabel as OneLabel
-from .proposals import OtherState as OtherState
-from .proposals import Proposal as Proposal
-from .proposals import SpinFlip as SpinFlip
-from .proposals import TransitionMatrix as TransitionMatrix
-from .report import Report as Report
-from .sample import sample as sample
-from .sensitivity import Sensitivity as Sensitivity
-from .sensitivity import sensitivity as sensitivity
-from .trace import Trace as Trace
-from .trace import trace as trace
-from .tune import tune as tune
-from .until import Until as Until
-from .values import Value as Value
+Authors of kernels, proposals, couplings and estimators find what they need in `diffmh.extend`.
+"""
+
+from . import extend, models, plots, sad
+from ._compose import compose
+from ._expectation import Expectation, expectation
+from .adapters import Posterior, as_blackjax, from_numpyro, from_pymc
+from .analysis import continuous
+from .base.validate import NotDifferentiable
+from .couplings import (
+    CommonRandomNumbers,
+    GradientCommonRandomNumbers,
+    GradientReflection,
+    Independent,
+    Maximal,
+    MaximalReflection,
+    NearlyMaximal,
+    SameSite,
+    TwoScale,
+)
+from .estimators import Covariance, Score, StochasticDerivative
+from .kernels import (
+    BlockGibbs,
+    Cycle,
+    Gibbs,
+    Hamiltonian,
+    Langevin,
+    MetropolisHastings,
+    Mixture,
+    Repeat,
+    Sweep,
+)
+from .proposals import (
+    CrankNicolson,
+    GaussianWalk,
+    Independence,
+    On,
+    OneLabel,
+    OtherState,
+    SpinFlip,
+    TransitionMatrix,
+)
+from .reports.comparison import Comparison
+from .reports.report import Report
+from .reports.until import Until
+from .runs.checkpoint import Checkpoint
+from .tools.adapt import adapt
+from .tools.check import check
+from .tools.compare import compare
+from .tools.draws import from_draws
+from .tools.optimise import Ascent, optimise
+from .tools.sample import sample
+from .tools.sensitivity import Sensitivity, sensitivity
+from .tools.trace import Trace, trace
+from .tools.tune import tune
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Ascent",
+    "BlockGibbs",
+    "Checkpoint",
+    "CommonRandomNumbers",
+    "Comparison",
+    "Covariance",
+    "CrankNicolson",
+    "Cycle",
+    "Expectation",
+    "GaussianWalk",
+    "Gibbs",
+    "GradientCommonRandomNumbers",
+    "GradientReflection",
+    "Hamiltonian",
+    "Independence",
+    "Independent",
+    "Langevin",
+    "Maximal",
+    "MaximalReflection",
+    "MetropolisHastings",
+    "Mixture",
+    "NearlyMaximal",
+    "NotDifferentiable",
+    "On",
+    "OneLabel",
+    "OtherState",
+    "Posterior",
+    "Repeat",
+    "Report",
+    "SameSite",
+    "Score",
+    "Sensitivity",
+    "SpinFlip",
+    "StochasticDerivative",
+    "Sweep",
+    "Trace",
+    "TransitionMatrix",
+    "TwoScale",
+    "Until",
+    "adapt",
+    "as_blackjax",
+    "check",
+    "compare",
+    "compose",
+    "continuous",
+    "expectation",
+    "extend",
+    "from_draws",
+    "from_numpyro",
+    "from_pymc",
+    "models",
+    "optimise",
+    "plots",
+    "sad",
+    "sample",
+    "sensitivity",
+    "trace",
+    "tune",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

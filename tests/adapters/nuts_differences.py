@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC, NUTS
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from eight_schools import EFFECTS, ERRORS, hierarchical
 
 THETA, STEP = {"mu_scale": 5.0, "tau_scale": 5.0}, 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from eight_schools import EFFECTS, ERRORS
 
 import diffmh

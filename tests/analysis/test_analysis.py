@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffmh._lowering import compat
 from diffmh.analysis import moving_jumps
 from diffmh.analysis.algebra import Algebra
 from diffmh.analysis.facts import Facts
 from diffmh.analysis.sides import Prover
 from diffmh.analysis.terms import ONE, ZERO, Singular, number
+from diffmh.jaxprs import compat
 
 PRECISION = 1e-6
 

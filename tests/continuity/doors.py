@@ -56,7 +56,7 @@ def admitted(mean, *args, theta=THETA) -> str:
 
     def trace(theta):
         # Not a call, which would trace the whole simulation as well: that takes ten times as long.
-        warned.extend(mean._admit(theta, KEY, args)[1].jumps)
+        warned.extend(mean._admit(theta, KEY, args)[0].admission.jumps)
 
     jax.eval_shape(trace, theta)
     return f"warned: {warned}" if warned else ADMITTED

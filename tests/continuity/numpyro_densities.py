@@ -73,6 +73,13 @@ def correlations(x):
     return correlations_root(x) @ correlations_root(x).T
 
 
+def ends_of_intervals(x):
+    """Both ends of intervals that no x makes so narrow, next to where they are, that NumPyro takes
+    them for points.
+    """
+    return jnp.stack([jnp.tanh(x), jnp.tanh(x) + 1.0], axis=-1)
+
+
 def simplex(x):
     return biject_to(constraints.simplex)(x)
 
@@ -142,7 +149,7 @@ _MADE = {
         lambda t: dist.IntervalCensoredDistribution(
             dist.Normal(t, jnp.ones(4)), CENSORED, 1 - CENSORED
         ),
-        lambda x: jnp.stack([x, x + 1.0], axis=-1),
+        ends_of_intervals,
         VECTOR,
     ),
     "InverseGamma": (lambda t: dist.InverseGamma(2.0, t), positive, 0.3),
@@ -290,6 +297,11 @@ _MADE = {
     "Wishart": (lambda t: dist.Wishart(4.0, t * SMALL), positive_definite, TRIPLE),
     "WishartCholesky": (lambda t: dist.WishartCholesky(4.0, t * SMALL), lower, TRIPLE),
     "ZeroSumNormal": (lambda t: dist.ZeroSumNormal(t, (4,)), sums_to_zero, VECTOR),
+    "ZeroSumNormal by its bijection": (
+        lambda t: dist.ZeroSumNormal(t, (4,)),
+        biject_to(constraints.zero_sum(1)),
+        TRIPLE,
+    ),
 }
 
 

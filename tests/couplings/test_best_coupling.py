@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import derivatives
 from scipy import stats
 from unbiasedness import assert_unbiased, is_caught
 
@@ -15,7 +16,7 @@ from diffmh import couplings
 log_normal = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2)
 
 
-class LogWalk(diffmh.Proposal):
+class LogWalk(diffmh.extend.Proposal):
     """The documented multiplicative walk."""
 
     scale: float = 1.0
@@ -29,7 +30,7 @@ class LogWalk(diffmh.Proposal):
         return jnp.sum(jax.scipy.stats.norm.logpdf(centred) - jnp.log(self.scale * x_new))
 
 
-class Labels(diffmh.NoiseProposal):
+class Labels(diffmh.extend.NoiseProposal):
     """One label of many is proposed anew: a user's proposal on whole arrays."""
 
     symmetric: bool = True
@@ -75,12 +76,14 @@ def test_the_best_coupling(proposal, best):
 
 
 def test_what_is_named_must_be_a_coupling():
-    with pytest.raises(TypeError, match=r"Wrong\.best_coupling\(\).*diffmh\.Coupling.*'maximal'"):
+    with pytest.raises(
+        TypeError, match=r"Wrong\.best_coupling\(\).*diffmh\.extend\.Coupling.*'maximal'"
+    ):
         diffmh.MetropolisHastings(log_normal, Wrong())
 
 
 def test_a_coupling_of_ones_own_says_what_it_does_not_fit():
-    class OnlyWalks(diffmh.Coupling):
+    class OnlyWalks(diffmh.extend.Coupling):
         def mismatch(self, proposal):
             return None if isinstance(proposal, diffmh.GaussianWalk) else "walks"
 
@@ -181,10 +184,10 @@ def gradients(coupling):
     mean = diffmh.expectation(
         lambda theta, x: jnp.log(x), kernel, init=2.0, num_samples=60, burn_in=60, num_chains=20_000
     )
-    return jax.jacfwd(mean.per_chain)(3.0, jax.random.key(2))
+    return derivatives(mean, 3.0, jax.random.key(2))
 
 
-class Shrinks(diffmh.Coupling):
+class Shrinks(diffmh.extend.Coupling):
     def propose(self, key, proposal, x, x_new, y):
         return y * jnp.sqrt(x_new / x)
 

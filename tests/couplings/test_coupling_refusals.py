@@ -9,7 +9,7 @@ from refusals import KEY, NORMAL, WALK, expect, log_normal, refused
 import diffmh
 
 
-class Converting(diffmh.Coupling):
+class Converting(diffmh.extend.Coupling):
     """Proposes what the primal is proposed, changed by `convert`."""
 
     convert: object

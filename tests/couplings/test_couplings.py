@@ -28,7 +28,7 @@ class StandardNormal:
         return jax.scipy.stats.norm.logpdf(x)
 
 
-class Exponential(diffmh.Proposal):
+class Exponential(diffmh.extend.Proposal):
     """A user's proposal with no noise apart: x' = x E with E standard exponential, asymmetric."""
 
     symmetric: bool = False
@@ -190,7 +190,7 @@ def z_of_meeting(met, overlap) -> np.ndarray:
 def test_the_test_can_fail():
     """A walk whose copy takes half of the step."""
 
-    class Shrinks(diffmh.Coupling):
+    class Shrinks(diffmh.extend.Coupling):
         def propose(self, key, proposal, x, x_new, y):
             return y + 0.5 * (x_new - x)
 

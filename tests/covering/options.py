@@ -6,7 +6,9 @@ not exist, and what it does: in `problems.py` if it belongs to the problem, else
 
 from __future__ import annotations
 
-from arrays import Absent, Excluded, Refused, Row, Table, forbidden
+import functools
+
+from arrays import Absent, Array, Excluded, Refused, Row, Table, covering_array, forbidden
 
 import diffmh
 
@@ -14,7 +16,7 @@ import diffmh
 FACTORS = {
     "kernel": (
         "block", "gibbs", "walk", "hamiltonian", "langevin", "labels", "sweep", "repeat", "cycle",
-        "mixture",
+        "mixture", "function",
     ),
     "estimator": ("alternatives", "births", "score", "covariance"),
     "num_chains": (2048, 600, 16, 2, 1),
@@ -50,7 +52,7 @@ def _steps(row: Row) -> int:
 
 RULES = (
     # What does not exist.
-    Absent({"kernel": ("gibbs", "block")}, ("proposal",)),
+    Absent({"kernel": ("gibbs", "block", "function")}, ("proposal",)),
     Absent({"kernel": ("block", "hamiltonian")}, ("coupling",)),
     Absent({"estimator": ("score", "covariance")}, ("weights", "alternatives")),
     Absent({"estimator": ("covariance",)}, ("control",)),
@@ -82,7 +84,7 @@ RULES = (
     ),
     Refused({"estimator": ("births",), "control": CONTROLLED}, ValueError, "births=True.*control"),
     Refused(
-        {"estimator": ("births",), "kernel": ("langevin", "hamiltonian")},
+        {"estimator": ("births",), "kernel": ("langevin", "hamiltonian", "function")},
         ValueError,
         r"births=True.*births=False",
     ),
@@ -149,3 +151,8 @@ TABLE = Table(
     rare=frozenset({("mesh", True), ("num_samples", 3000)}),
     together=together,
 )
+
+
+@functools.cache
+def array(thorough: bool) -> Array:
+    return covering_array(TABLE, 3 if thorough else 2)

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
     theta: np.ndarray
     tables: Tables | None
-    kernel: diffmh.Kernel
+    kernel: diffmh.extend.Kernel
     f: Callable[..., Any]
     control: Callable[..., Any]
     start: Any
@@ -204,6 +204,22 @@ def _discrete(
         return diffmh.MetropolisHastings(density, q, coupling_of(coupling, kernel, of_theta))
 
     block = lambda: diffmh.BlockGibbs(odds, lambda x: x["v"], density)
+
+    def function():
+        """The units, then the label given them: decisions of one step."""
+        move = metropolis().proposal
+
+        @diffmh.extend.update(density)
+        def in_turn(draw, theta, x, *args):
+            x = x | {"v": draw.bernoulli(odds(theta, x, *args)).astype(x["v"].dtype)}
+            y = draw.propose(move, x, coupling_of(coupling, kernel))
+            log_ratio = density(theta, y, *args) - density(theta, x, *args)
+            back = move.log_prob(y, x) - move.log_prob(x, y)
+            accepted = draw.accept(log_ratio + back)
+            return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), y, x)
+
+        return in_turn
+
     kernels = {
         "labels": metropolis,
         "gibbs": lambda: diffmh.Gibbs(
@@ -213,6 +229,7 @@ def _discrete(
         "cycle": lambda: diffmh.Cycle(block(), metropolis()),
         "repeat": lambda: diffmh.Repeat(one_label(), 2),
         "sweep": lambda: diffmh.Sweep(site, 2),
+        "function": function,
         "mixture": lambda: diffmh.Mixture(metropolis(), block(), probabilities=(0.6, 0.4)),
     }
 
@@ -244,6 +261,7 @@ def _discrete(
             "cycle": lambda: block @ mh,
             "repeat": lambda: np.linalg.matrix_power(mh if of_theta else one_label(), 2),
             "sweep": lambda: unit(V0, V1) @ unit(V1, V0),
+            "function": lambda: block @ mh,
             "mixture": lambda: 0.6 * mh + 0.4 * block,
         }[kernel]()
 
@@ -461,7 +479,9 @@ def _slope(x):
     return -(x - 0.4)
 
 
-def coupling_of(name: str | None, kernel: str, of_theta: bool = False) -> diffmh.Coupling | None:
+def coupling_of(
+    name: str | None, kernel: str, of_theta: bool = False
+) -> diffmh.extend.Coupling | None:
     """`special` is one that is made for the kernel's proposal, or else the general one."""
     if name == "special":
         kernel = "repeat of theta" if kernel == "repeat" and of_theta else kernel

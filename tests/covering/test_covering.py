@@ -5,7 +5,6 @@ which `--part i/n` runs a part.
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
@@ -16,19 +15,14 @@ import sys
 import jax
 import numpy as np
 import pytest
-from arrays import Array, Refused, Row, covering_array
+from arrays import Refused, Row
 from jax.sharding import Mesh
-from options import FACTORS, TABLE
+from options import FACTORS, array
 from rows import attempt, check
 
 HERE = pathlib.Path(__file__).parent
 # Programs of so many rows are kept at a time.
 KEPT_ROWS = 20
-
-
-@functools.cache
-def array(thorough: bool) -> Array:
-    return covering_array(TABLE, 3 if thorough else 2)
 
 
 def in_part(rows: list, part: str | None) -> list:

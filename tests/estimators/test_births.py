@@ -12,8 +12,10 @@ import pytest
 from refusals import refused
 
 import diffmh
-from diffmh.compose import _backward, _forward, pseudo_values
-from diffmh.estimators import Births, readings
+from diffmh._compose import _backward, _forward, pseudo_values
+from diffmh.core.estimator import Problem
+from diffmh.estimators import birth_readout
+from diffmh.estimators.births import Births
 from diffmh.estimators.stochastic_derivative import MANY_PARAMETERS
 
 KEY = jax.random.key(0)
@@ -81,14 +83,14 @@ def test_backward(forward):
 
 def test_a_cotangent_of_another_chain_is_seen(forward, monkeypatch):
     """The derivative of f itself, with the cotangents of the chains in the wrong order."""
-    right = readings.Backward._explicit
+    right = birth_readout.Backward._explicit
 
     def wrong(self, block, gradient):
         turned = jnp.roll(block.memory.cotangent, 1, axis=-1)
         block = eqx.tree_at(lambda block: block.memory.cotangent, block, turned)
         return right(self, block, gradient)
 
-    monkeypatch.setattr(readings.Backward, "_explicit", wrong)
+    monkeypatch.setattr(birth_readout.Backward, "_explicit", wrong)
     anew = lambda theta, x: f(theta, x)
     found = flat_jacobian(jax.jit(jax.jacrev(expect(anew).per_chain))(THETA, KEY))
     assert np.abs(found - forward).max() > 1e-3
@@ -102,9 +104,9 @@ def test_chain_by_chain(forward):
 @pytest.mark.parametrize("mistaken", [False, True])
 def test_chunks_do_not_matter(forward, mistaken, monkeypatch):
     """Chunks of five births; what fills the last one up counts for nothing."""
-    monkeypatch.setattr(readings, "_CHUNK", 5)
+    monkeypatch.setattr(birth_readout, "_CHUNK", 5)
     if mistaken:
-        monkeypatch.setattr(readings.Chunk, "where_real", lambda self, array: array)
+        monkeypatch.setattr(birth_readout.Chunk, "where_real", lambda self, array: array)
     anew = lambda theta, x: f(theta, x)
     found = flat_jacobian(jax.jit(jax.jacfwd(expect(anew).per_chain))(THETA, KEY))
     agrees = np.allclose(found, forward, atol=2e-5 * np.abs(forward).max())
@@ -158,19 +160,26 @@ def test_nothing_of_the_size_of_parameters_times_outputs():
     assert largest_array(True) < 170 * 150 <= largest_array(False)
 
 
+def resolved(estimator, num_parameters, kernel=None):
+    kernel = WALK if kernel is None else kernel
+    theta = x = jax.ShapeDtypeStruct((num_parameters,), float)
+    f = lambda theta, x: x
+    return estimator.resolve(Problem(kernel, theta, x, (), f, False, 0))
+
+
 def test_chosen_above_a_number_of_parameters():
     few, many = MANY_PARAMETERS, MANY_PARAMETERS + 1
     default = diffmh.StochasticDerivative(alternatives=3)
-    assert default.sized(WALK, few, 0) is default
-    assert default.sized(WALK, many, 0) == Births(3)
-    assert diffmh.StochasticDerivative(births=True).sized(WALK, 1, 0) == Births(1)
+    assert resolved(default, few) is default
+    assert resolved(default, many) == Births(3)
+    assert resolved(diffmh.StochasticDerivative(births=True), 1) == Births(1)
     for never in (
         diffmh.StochasticDerivative(births=False),
         diffmh.StochasticDerivative(control="f"),
         # Moves that depend on θ carry tangents, which births don't have.
     ):
-        assert never.sized(WALK, many, 0) is never
-    assert default.sized(diffmh.Langevin(linear, 0.1), many, 0) is default
+        assert resolved(never, many) is never
+    assert resolved(default, many, diffmh.Langevin(linear, 0.1)) is default
 
 
 def test_refusals():

@@ -11,12 +11,23 @@ import numpy as np
 import pytest
 from finite_chains import Problem, exact, f, log_density, random_problem
 from oracles import derivative, finite_chain_mean, transition_matrix
+from programs import derivatives
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
-from diffmh import _trees, alternatives, loop, values
-from diffmh.decisions import accept_probability
-from diffmh.estimators import Births, readings, stochastic_derivative
+from diffmh.base import trees
+from diffmh.core import alternatives, values
+from diffmh.core.decisions import accept_probability
+from diffmh.estimators import birth_readout, stochastic_derivative
+from diffmh.estimators.birth_recorder import BirthRecorder
+from diffmh.estimators.births import Births
+from diffmh.extend import (
+    Acceptance,
+    Coupling,
+    DensityOdds,
+    Observation,
+)
+from diffmh.kernels.accept_reject import AcceptReject
 
 PROBLEM = random_problem(3)
 LENGTH = dict(num_samples=8, burn_in=3)
@@ -42,7 +53,7 @@ def run(
         estimator=diffmh.StochasticDerivative(births=births),
     )
     theta, *args = (jnp.asarray(array, jnp.float32) for array in problem[1:])
-    return np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(11), *args))
+    return np.asarray(derivatives(expectation, theta, jax.random.key(11), *args))
 
 
 def run_unpatched(problem: Problem = PROBLEM, births=None) -> np.ndarray:
@@ -55,7 +66,7 @@ def test_without_a_mistake(births):
     assert_unbiased(run_unpatched(births=births), exact(PROBLEM, **LENGTH))
 
 
-class CopiesTheProposal(diffmh.Coupling):
+class CopiesTheProposal(Coupling):
     """y' = x', whatever q(·|y) is: its marginal is broken."""
 
     def propose(self, key, proposal, x, x_new, y):
@@ -66,7 +77,7 @@ def wrong_sign_after_a_reject(patch):
     def wrong(self, weights):
         return -accept_probability(self.log_ratio.primal) * self.log_accept_gradient
 
-    patch(diffmh.Acceptance, "flip_weight", wrong)
+    patch(Acceptance, "flip_weight", wrong)
 
 
 def pruning_reuses_the_accept_uniform(patch):
@@ -90,7 +101,7 @@ def born_at_the_alternative(patch):
 
 
 def alternative_copies_the_decision(patch):
-    right = diffmh.MetropolisHastings.coupled_step
+    right = AcceptReject.coupled_step
 
     def wrong(self, parameters, step, alternative, noise, coupling_noise):
         # A uniform below, or above, every α.
@@ -98,7 +109,7 @@ def alternative_copies_the_decision(patch):
         copied = type(noise)(noise.proposal, agreed)
         return right(self, parameters, step, alternative, copied, coupling_noise)
 
-    patch(diffmh.MetropolisHastings, "coupled_step", wrong)
+    patch(AcceptReject, "coupled_step", wrong)
 
 
 def keeps_the_heavier(patch):
@@ -127,7 +138,7 @@ def keeps_the_weight_after_a_birth(patch):
 
 
 def forgets_that_f_depends_on_theta(patch):
-    patch(diffmh.Observation, "explicit", property(lambda self: 0.0))
+    patch(Observation, "explicit", property(lambda self: 0.0))
 
 
 def accepts_with_its_own_uniform_but_never_drops(patch):
@@ -135,13 +146,13 @@ def accepts_with_its_own_uniform_but_never_drops(patch):
     good: here they are not, and part.
     """
     patch(alternatives, "drop_recoupled", lambda slots, at: slots)
-    right = diffmh.MetropolisHastings.coupled_step
+    right = AcceptReject.coupled_step
 
     def wrong(self, parameters, step, alternative, noise, coupling_noise):
         halved = type(noise)(noise.proposal, 0.5 * noise.uniform)
         return right(self, parameters, step, alternative, halved, coupling_noise)
 
-    patch(diffmh.MetropolisHastings, "coupled_step", wrong)
+    patch(AcceptReject, "coupled_step", wrong)
 
 
 MISTAKES = [
@@ -165,7 +176,7 @@ def test_mistake_is_caught(mistake, monkeypatch):
 
 def odds_the_wrong_way_round(patch):
     patch(
-        diffmh.DensityOdds,
+        DensityOdds,
         "__call__",
         lambda self, theta, x, y, *args: -_odds(self, theta, x, y, *args),
     )
@@ -198,24 +209,24 @@ def closed_with_the_next_birth(patch):
 
 
 def open_births_are_forgotten(patch):
-    patch(loop.Loop, "_must_end", lambda self, index: index < 0)
+    patch(BirthRecorder, "_must_end", lambda self, loop, index: index < 0)
 
 
 def burn_in_is_summed_too(patch):
-    patch(loop.Loop, "_shares", lambda self, watch, step: jnp.ones(1))
+    patch(BirthRecorder, "_shares", lambda self, time: jnp.ones(1))
 
 
 def forgets_that_f_depends_on_theta_by_births(patch):
-    patch(readings.Forward, "explicit", lambda self, at: jnp.zeros_like(at.value.primal))
+    patch(birth_readout.Forward, "explicit", lambda self, at: jnp.zeros_like(at.value.primal))
 
 
 def pruned_by_another_number_than_the_weight(patch):
-    right = diffmh.Acceptance.flip_rate
-    patch(diffmh.Acceptance, "flip_rate", lambda self: jnp.sqrt(right(self)))
+    right = Acceptance.flip_rate
+    patch(Acceptance, "flip_rate", lambda self: jnp.sqrt(right(self)))
 
 
 def every_tie_in_full(patch):
-    patch(diffmh.Acceptance, "_share", property(lambda self: jnp.ones_like(self.log_ratio.primal)))
+    patch(Acceptance, "_share", property(lambda self: jnp.ones_like(self.log_ratio.primal)))
 
 
 def born_from_the_state_before(patch):
@@ -223,8 +234,8 @@ def born_from_the_state_before(patch):
 
     def wrong(self, memory, at):
         after, events = right(self, memory, at)
-        before = _trees.repeat(at.step.before.x, after.total.shape[0])
-        x = _trees.select(events.born, before, after.birth.x)
+        before = trees.repeat(at.step.before.x, after.total.shape[0])
+        x = trees.select(events.born, before, after.birth.x)
         return eqx.tree_at(lambda m: m.birth.x, after, x), events
 
     patch(Births, "advance", wrong)
@@ -292,7 +303,7 @@ def test_wrong_share_at_ties_is_caught(share, monkeypatch):
         counts = jnp.where(log_ratio < 0, 1.0, jnp.where(log_ratio == 0, share, 0.0))
         return counts * self.log_ratio.tangent
 
-    monkeypatch.setattr(diffmh.Acceptance, "log_accept_gradient", property(wrong))
+    monkeypatch.setattr(Acceptance, "log_accept_gradient", property(wrong))
     assert is_caught(run(tied), exact(tied, **LENGTH))
 
 

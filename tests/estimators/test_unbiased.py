@@ -17,6 +17,7 @@ from oracles import (
     transition_matrix,
 )
 from paper_models import ising, mixture
+from programs import derivatives
 from unbiasedness import assert_unbiased
 
 import diffmh
@@ -40,7 +41,7 @@ def problems(kind: str, part: int):
 @pytest.mark.parametrize(
     ("weights", "alternatives"),
     [
-        ("two-sided", 1),
+        pytest.param("two-sided", 1, marks=pytest.mark.thorough),
         pytest.param("two-sided", 2, marks=pytest.mark.thorough),
         ("two-sided", 4),
         ("one-sided", 1),
@@ -80,7 +81,13 @@ def check_random_chains(weights, alternatives, part, births=None, count=100):
 
 
 @pytest.mark.parametrize(
-    "estimator", [diffmh.Score(), diffmh.Score("other chains"), diffmh.Score(0.7)], ids=str
+    "estimator",
+    [
+        diffmh.Score(),
+        diffmh.Score("other chains"),
+        pytest.param(diffmh.Score(0.7), marks=pytest.mark.thorough),
+    ],
+    ids=str,
 )
 def test_random_chains_by_score(estimator):
     """The score has no alternatives, and so no coupling."""
@@ -94,15 +101,15 @@ def test_random_chains_by_score(estimator):
     "estimator",
     [
         diffmh.StochasticDerivative(),
-        diffmh.StochasticDerivative(alternatives=4),
-        diffmh.StochasticDerivative("one-sided"),
+        pytest.param(diffmh.StochasticDerivative(alternatives=4), marks=pytest.mark.thorough),
+        pytest.param(diffmh.StochasticDerivative("one-sided"), marks=pytest.mark.thorough),
         diffmh.StochasticDerivative(births=True),
         diffmh.Score(),
     ],
     ids=str,
 )
 def test_mixture(estimator, num_samples):
-    found = jax.jacfwd(mixture(estimator, num_samples).per_chain)(0.4, jax.random.key(1))
+    found = derivatives(mixture(estimator, num_samples), 0.4, jax.random.key(1))
     assert_unbiased(found, derivative(mixture_occupancy(num_samples, 0), 0.4)[1][:, 0])
 
 
@@ -110,7 +117,7 @@ def test_mixture(estimator, num_samples):
     ("size", "temperature"),
     [
         pytest.param(2, 2.0, marks=pytest.mark.thorough),
-        (2, 3.0),
+        pytest.param(2, 3.0, marks=pytest.mark.thorough),
         (3, 2.0),
         pytest.param(3, 3.0, marks=pytest.mark.thorough),
     ],
@@ -122,7 +129,7 @@ def test_ising_sweeps(size, temperature, alternatives, births):
     """The sites in fixed order: a Cycle whose kernels differ only in an array."""
     estimator = diffmh.StochasticDerivative(alternatives=alternatives, births=births)
     expectation = ising(size, estimator=estimator)
-    found = jax.jacfwd(expectation.per_chain)(temperature, jax.random.key(2))
+    found = derivatives(expectation, temperature, jax.random.key(2))
     assert_unbiased(found, derivative(ising_moments(size, 5), temperature)[1][:, 0])
 
 
@@ -150,7 +157,9 @@ def boltzmann_machine_oracle(num_steps):
 
 
 @pytest.mark.parametrize(
-    ("alternatives", "births"), [(1, None), (4, None), (1, True)], ids=["1", "4", "births"]
+    ("alternatives", "births"),
+    [pytest.param(1, None, marks=pytest.mark.thorough), (4, None), (1, True)],
+    ids=["1", "4", "births"],
 )
 def test_ties_of_a_boltzmann_machine_at_zero(alternatives, births):
     """Every step is an exact tie. A zero gradient here is a failure, and so is a full one."""
@@ -171,7 +180,7 @@ def test_ties_of_a_boltzmann_machine_at_zero(alternatives, births):
         estimator=diffmh.StochasticDerivative(alternatives=alternatives, births=births),
     )
     zero = {"J": jnp.zeros(3), "h": jnp.zeros(3)}
-    found = jax.jacfwd(expectation.per_chain)(zero, jax.random.key(3))
+    found = derivatives(expectation, zero, jax.random.key(3))
     exact_slope = boltzmann_machine_oracle(6)
     assert_unbiased(np.concatenate([found["J"], found["h"]], axis=-1), exact_slope)
     assert np.abs(exact_slope).max() > 0.1
@@ -205,5 +214,5 @@ def test_normal_at_stationarity(coupling, births):
         num_chains=20_000,
         estimator=diffmh.StochasticDerivative(births=births),
     )
-    found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(4))
+    found = derivatives(expectation, 0.5, jax.random.key(4))
     assert_unbiased(found, np.array([1.0, 1.0]))

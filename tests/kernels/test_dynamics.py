@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import derivatives
 from quadrature import leapfrog, log_normal, phi, proposed_by_density, slope
 from unbiasedness import assert_unbiased, z_scores
 
@@ -47,7 +48,7 @@ def lagged(kernel, num_samples=3):
 def test_step_sizes(name):
     make, mean, theta = KERNELS[name]
     expectation, key = lagged(make(standard)), jax.random.key(20)
-    found = jax.jacfwd(expectation.per_chain)(theta, key)
+    found = derivatives(expectation, theta, key)
     assert_unbiased(found, slope(mean, theta), name)
     values = jax.jvp(lambda t: expectation.per_chain(t, key), (theta,), (1.0,))[0]
     np.testing.assert_array_equal(expectation.per_chain(theta, key), values)
@@ -58,9 +59,9 @@ def test_the_trajectory_alone_is_biased(name, monkeypatch):
     """What people differentiate today: through the moves, every accept and reject held fixed."""
     make, mean, theta = KERNELS[name]
     ignore = lambda self, weights: 0.0 * self.log_accept_gradient
-    monkeypatch.setattr(diffmh.Acceptance, "flip_weight", ignore)
+    monkeypatch.setattr(diffmh.extend.Acceptance, "flip_weight", ignore)
     kernel = make(lambda theta, x: standard(theta, x))
-    found = jax.jacfwd(lagged(kernel).per_chain)(theta, jax.random.key(21))
+    found = derivatives(lagged(kernel), theta, jax.random.key(21))
     assert np.abs(z_scores(found, slope(mean, theta))).max() > 10
 
 
@@ -87,7 +88,7 @@ def normal_slopes(name, num_samples, num_chains, burn_in=40):
         burn_in=burn_in,
         num_chains=num_chains,
     )
-    return jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(25))
+    return derivatives(expectation, 0.5, jax.random.key(25))
 
 
 @pytest.mark.parametrize("name", NORMAL)
@@ -137,12 +138,12 @@ def test_a_correlated_gaussian(name):
         estimator=diffmh.StochasticDerivative(alternatives=2),
     )
     theta = {"mean": jnp.zeros(5), "scale": jnp.array(scale)}
-    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(22))
+    found = derivatives(expectation, theta, jax.random.key(22))
     assert_unbiased(found["mean"], np.eye(6, 5), name)
     assert_unbiased(found["scale"], np.append(np.zeros(5), 10 * scale), name)
 
 
-class Logistic(diffmh.Update):
+class Logistic(diffmh.extend.Update):
     """A chaotic map, `x' = θ x (1 − x)`: a move that depends on θ, and no decision."""
 
     def log_density(self, theta, x):
@@ -157,10 +158,10 @@ class Logistic(diffmh.Update):
 
     def step(self, parameters, state, noise):
         after = parameters.evaluate(lambda theta, x: theta * x * (1 - x), state.value)
-        return diffmh.Step(state, diffmh.State(after.primal, None, after.tangent))
+        return diffmh.extend.Step(state, diffmh.extend.State(after.primal, None, after.tangent))
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        return diffmh.State(parameters.theta * alternative.x * (1 - alternative.x))
+        return diffmh.extend.State(parameters.theta * alternative.x * (1 - alternative.x))
 
     def flipped(self, step, noise, decision, candidate):
         raise AssertionError("there is nothing to flip")
@@ -173,7 +174,7 @@ def test_an_exploding_derivative_is_a_warning():
         )
         return " ".join(expectation.run(theta, jax.random.key(24)).warnings)
 
-    assert "the derivative of a state by theta grew to" in warnings(3.9)
+    assert "the derivative of a state with respect to theta grew to" in warnings(3.9)
     assert "grew to" not in warnings(2.5)
 
 
@@ -209,7 +210,7 @@ def test_covariance_applies_to_the_target():
         num_chains=4_000,
         estimator=diffmh.Covariance(),
     )
-    found = jax.jacfwd(expectation.per_chain)(0.5, jax.random.key(23))
+    found = derivatives(expectation, 0.5, jax.random.key(23))
     assert_unbiased(found, np.array(1.0))
 
 
@@ -236,3 +237,27 @@ def test_a_step_for_each_leaf():
     np.testing.assert_allclose(
         slope(diffmh.Langevin(density, {"a": 0.9, "b": 0.45})), fixed, rtol=1e-4
     )
+
+
+def walk_of_theta(density):
+    return diffmh.MetropolisHastings(density, lambda theta: diffmh.GaussianWalk(theta))
+
+
+def langevin(density):
+    return diffmh.Langevin(density, 0.8)
+
+
+@pytest.mark.parametrize("make", [langevin, walk_of_theta])
+def test_states_of_two_precisions(make):
+    """Each leaf keeps its own, in the proposal of an alternative too."""
+
+    def density(theta, x):
+        return -0.5 * (x["a"] - theta) ** 2 - 0.5 * (x["b"] - x["a"]) ** 2
+
+    with jax.enable_x64(True):
+        start = {"a": np.float32(0.1), "b": np.float64(0.2)}
+        mean = diffmh.expectation(
+            lambda theta, x: x, make(density), init=start, num_samples=3, num_chains=2
+        )
+        slopes = jax.eval_shape(jax.jacfwd(mean), 0.5, jax.random.key(0))
+    assert slopes["b"].dtype == jnp.float64

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean
-from programs import each
+from programs import derivatives, each
 from small_tables import (
     COLUMN,
     COLUMNS,
@@ -25,8 +25,8 @@ from small_tables import (
 from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
-from diffmh import decisions
-from diffmh.kernel import State
+from diffmh.core import decisions
+from diffmh.core.kernel import State
 
 
 def sweep(coupling=None, density=log_density):
@@ -40,7 +40,11 @@ def sweep_matrix(log_density):
 
 @pytest.mark.parametrize(
     ("coupling", "alternatives", "births", "count"),
-    [(None, 1, None, 100), (diffmh.Maximal(), 2, None, 100), (None, 2, True, 8)],
+    [
+        pytest.param(None, 1, None, 100, marks=pytest.mark.thorough),
+        (diffmh.Maximal(), 2, None, 100),
+        (None, 2, True, 8),
+    ],
     ids=["same uniform", "maximal, K = 2", "births, K = 2"],
 )
 def test_gibbs(coupling, alternatives, births, count):
@@ -85,7 +89,7 @@ def test_a_residual_that_is_not_one_is_caught(monkeypatch):
         drawn = decisions.index_from_uniform(self.probabilities, uniforms[1])
         return jnp.where(uniforms[0] * q < p, other.drawn, drawn)
 
-    monkeypatch.setattr(diffmh.Categorical, "nearest", wrong)
+    monkeypatch.setattr(diffmh.extend.Categorical, "nearest", wrong)
     assert worst_is_caught(sweep(diffmh.Maximal(), fresh()))
 
 
@@ -171,7 +175,11 @@ def machine_runs(values, seed, count, alternatives=1, births=None):
 
 @pytest.mark.parametrize(
     ("values", "alternatives", "births", "count"),
-    [((0, 1), 1, None, 100), ((-1, 1), 4, None, 100), ((-1, 1), 2, True, 10)],
+    [
+        ((0, 1), 1, None, 100),
+        pytest.param((-1, 1), 4, None, 100, marks=pytest.mark.thorough),
+        ((-1, 1), 2, True, 10),
+    ],
 )
 def test_block_gibbs(values, alternatives, births, count):
     """Layers of different dtypes, all flips of a layer in one pruning."""
@@ -186,7 +194,7 @@ def test_a_flip_that_forgets_the_other_draws_is_caught(monkeypatch):
     def wrong(self, step, noise, decision, candidate):
         decided = step.decisions[decision]
         one = jnp.arange(decided.drawn.size) == candidate
-        whole = self.result(step.before.x, noise, decided.flipped(candidate))
+        whole = self.result(step.before.x, noise, decided.flipped_outcome(candidate))
         block = jnp.where(one, self.where(whole), self.where(step.before.x))
         return State(eqx.tree_at(self.where, step.before.x, block))
 
@@ -228,7 +236,7 @@ def test_sweep_over_sites(births):
         estimator=diffmh.StochasticDerivative(births=births),
     )
     theta = np.array([0.5, -0.25])
-    found = jax.jacfwd(expectation.per_chain)(jnp.asarray(theta), jax.random.key(5))
+    found = derivatives(expectation, jnp.asarray(theta), jax.random.key(5))
     assert_unbiased(found, derivative(mean, theta)[1])
 
 

@@ -132,14 +132,14 @@ def adapted(density, init):
     leap_shape=(
         leaps(jnp.ones(3), jnp.zeros(2)),
         ValueError,
-        "`Hamiltonian(step=...)` of shape (3,) does not fit the state's (2,)",
+        "`Hamiltonian(step_size=...)` of shape (3,) does not fit the state's (2,)",
     ),
     leap_structure=(
         leaps({"a": 0.5}, jnp.zeros(2)),
         ValueError,
-        "`Hamiltonian(step=...)` must be a number or a pytree like the state",
+        "`Hamiltonian(step_size=...)` must be a number or a pytree like the state",
     ),
-    leap_word=(leaps("a", 0.0), TypeError, "`Hamiltonian(step=...)` must be … got 'a'"),
+    leap_word=(leaps("a", 0.0), TypeError, "`Hamiltonian(step_size=...)` must be … got 'a'"),
     drift_of_integers=(
         lambda: started(diffmh.Langevin(log_normal, 1.0), 0),
         TypeError,
@@ -148,7 +148,7 @@ def adapted(density, init):
     drift_shape=(
         lambda: started(diffmh.Langevin(log_normal, jnp.ones(3)), 0.0),
         ValueError,
-        "`Langevin(step=...)` of shape (3,) does not fit a state of 1 numbers",
+        "`Langevin(step_size=...)` of shape (3,) does not fit a state of 1 numbers",
     ),
     adapt_outside=(
         adapted(lambda theta, x: jnp.where(x > 0, -x, -jnp.inf), -1.0),

@@ -5,16 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean, ising_sweep, transition_matrix
+from programs import derivatives
 from unbiasedness import assert_unbiased
 
 import diffmh
-from diffmh.parameters import Parameters
-from diffmh.values import without_tangents
+from diffmh.core.parameters import Parameters
+from diffmh.core.values import without_tangents
+from diffmh.fast.rounding import Barriers
 
 GRID, LABELS = 5, 3
 
 
-class GridWalk(diffmh.Proposal):
+class GridWalk(diffmh.extend.Proposal):
     """A real number on the grid 0, 0.5, ..., 2: one step up or down, periodic."""
 
     symmetric: bool = True
@@ -99,7 +101,7 @@ def test_metropolis_within_gibbs(name, alternatives):
         estimator=diffmh.StochasticDerivative(alternatives=alternatives),
     )
     theta = jnp.array([0.75, -0.25])
-    found = jax.jacfwd(expectation.per_chain)(theta, jax.random.key(31))
+    found = derivatives(expectation, theta, jax.random.key(31))
     assert_unbiased(found, derivative(mixed_oracle(5, repeats, order), np.array(theta))[1], name)
 
 
@@ -148,7 +150,7 @@ def test_covariance_at_stationarity():
         num_chains=20_000,
         estimator=diffmh.Covariance(),
     )
-    found = jax.jacfwd(expectation.per_chain)(jnp.asarray(theta), jax.random.key(34))
+    found = derivatives(expectation, jnp.asarray(theta), jax.random.key(34))
     assert_unbiased(found, derivative(stationary, theta)[1][0])
 
 
@@ -159,7 +161,8 @@ def test_alternatives_carry_no_gradients():
     kernel = diffmh.MetropolisHastings(
         lambda theta, x: -0.5 * (x - theta) ** 2, diffmh.GaussianWalk(1.0)
     )
-    state = kernel.start(Parameters(jnp.array(0.5), (), jnp.zeros(2, bool), True), jnp.array(0.0))
+    parameters = Parameters(jnp.array(0.5), (), Barriers(jnp.zeros(2, bool)), True)
+    state = kernel.start(parameters, jnp.array(0.0))
     assert state.cache.tangent is not None and without_tangents(state).cache.tangent is None
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import derivatives
 
 import diffmh
 
@@ -74,7 +75,7 @@ def slopes(kernel, key, num_samples, burn_in, num_chains, estimator=None):
         num_chains=num_chains,
         estimator=estimator,
     )
-    found = jax.jacfwd(expectation.per_chain)(THETA, key, *data())
+    found = derivatives(expectation, THETA, key, *data())
     return np.concatenate([found["mean"], found["scale"]], axis=1)
 
 
@@ -112,7 +113,7 @@ def test_logistic_regression(name):
 def test_the_trajectory_alone_is_biased(name, monkeypatch):
     """Through the moves, every accept and reject held fixed: what people differentiate today."""
     ignore = lambda self, weights: 0.0 * self.log_accept_gradient
-    monkeypatch.setattr(diffmh.Acceptance, "flip_weight", ignore)
+    monkeypatch.setattr(diffmh.extend.Acceptance, "flip_weight", ignore)
     anew = lambda theta, x, *data: posterior(theta, x, *data)
     found = slopes(KERNELS[name](anew), jax.random.key(43), 100, 60, 2_000)
     assert np.abs(z_scores(found, reference(16_000))).max() > 10

@@ -92,8 +92,8 @@ def test_a_loop_is_the_kernels_in_turn(case, monkeypatch):
 def test_which_kernels_are_looped(case, monkeypatch):
     monkeypatch.setattr(compose, "_MANY", 4)
     kernels, _ = case()
-    stacks = [run.stack is not None for run in compose._runs(tuple(kernels))]
-    assert stacks == ([True, False, True] if case is labels_then_choices else [True])
+    loops = [run.loop is not None for run in compose._runs(tuple(kernels))]
+    assert loops == ([True, False, True] if case is labels_then_choices else [True])
 
 
 def test_a_cycle_of_twice_the_kernels_is_no_larger_a_program():

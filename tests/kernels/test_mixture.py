@@ -30,7 +30,7 @@ def cold(*operands):
     return 1.5 * log_density(*operands)
 
 
-class OtherEntry(diffmh.NoiseProposal):
+class OtherEntry(diffmh.extend.NoiseProposal):
     """Another value for one of the two labels."""
 
     axis: int = eqx.field(static=True)
@@ -97,5 +97,46 @@ def test_refusals():
         diffmh.Mixture(kernel, kernel, probabilities=(1.0,))
     with pytest.raises(ValueError, match=r"Mixture\(probabilities=.*sum to one, got 1.1"):
         diffmh.Mixture(kernel, kernel, (0.5, 0.6))
-    with pytest.raises(TypeError, match=r"`kernel` must be a `diffmh\.Kernel`"):
+    with pytest.raises(TypeError, match=r"`kernel` must be a `diffmh\.extend\.Kernel`"):
         diffmh.Mixture(diffmh.GaussianWalk(1.0), kernel)
+
+
+class Tempered(diffmh.extend.BlockUpdate):
+    """A Gibbs draw of one label at a temperature of its own."""
+
+    temperature: float
+
+    def log_density(self, theta, x):
+        return theta * x / self.temperature
+
+    def noise(self, key, x, num_steps):
+        return jax.random.uniform(key, (num_steps,))
+
+    def decide(self, parameters, state, noise):
+        odds = lambda theta, x: theta / self.temperature
+        return diffmh.extend.Bernoulli.draw(noise, parameters.evaluate(odds, state.value))
+
+    def result(self, x, noise, outcome):
+        return outcome.astype(x.dtype)
+
+
+@pytest.mark.parametrize("estimator", [diffmh.Covariance(), diffmh.StochasticDerivative()])
+def test_covariance_refuses_updates_of_different_densities(estimator):
+    """Two updates of one class need not leave one density invariant; the finite chain that mixes
+    them has its derivative all the same, `(σ'(θ) + σ'(θ/3)/3)/2` after one step.
+    """
+    mean = diffmh.expectation(
+        lambda theta, x: x,
+        diffmh.Mixture(Tempered(1.0), Tempered(3.0)),
+        init=0,
+        num_samples=1,
+        num_chains=4000,
+        estimator=estimator,
+    )
+    if isinstance(estimator, diffmh.Covariance):
+        with pytest.raises(ValueError, match=r"`Covariance\(\)` needs one density.*`target`"):
+            jax.grad(mean)(0.6, jax.random.key(0))
+        return
+    slopes = jax.jacfwd(lambda theta: mean.per_chain(theta, jax.random.key(0)))(0.6)
+    slope = lambda odds: jax.nn.sigmoid(odds) * jax.nn.sigmoid(-odds)
+    assert_unbiased(np.asarray(slopes), np.asarray((slope(0.6) + slope(0.2) / 3) / 2))

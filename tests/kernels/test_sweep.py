@@ -104,7 +104,7 @@ def test_a_sweep_is_the_cycle_of_its_sites(name):
 def test_several_parts_by_one_index():
     """A label and a mean of different dtypes move together."""
 
-    class Together(diffmh.Proposal):
+    class Together(diffmh.extend.Proposal):
         symmetric: bool = True
 
         def sample(self, key, x):
@@ -171,3 +171,44 @@ def test_every_site_is_examined():
     with pytest.raises(diffmh.NotDifferentiable, match="log_density"):
         diffmh.expectation(first, sweep(jumps), **options)(0.5, jax.random.key(0))
     diffmh.expectation(first, sweep(depends), **options)(0.5, jax.random.key(0))
+
+
+@pytest.mark.parametrize("proposal", [lambda i: diffmh.OneLabel(2, i), diffmh.SpinFlip])
+def test_the_site_of_a_proposal_may_be_a_sweeps(proposal):
+    """The sweep's numbers are those of the cycle over the same sites."""
+    density = lambda theta, z: theta * jnp.sum(z[1:] * z[:-1])
+    kernel_at = lambda i: diffmh.MetropolisHastings(density, proposal(i))
+    kernels = diffmh.Sweep(kernel_at, 3), diffmh.Cycle(*map(kernel_at, range(3)))
+
+    def slope(kernel):
+        mean = diffmh.expectation(
+            lambda theta, z: jnp.sum(z[1:] * z[:-1]),
+            kernel,
+            init=jnp.ones(3, int),
+            num_samples=20,
+            num_chains=8,
+        )
+        return jax.value_and_grad(mean)(0.4, jax.random.key(0))
+
+    swept, cycled = map(slope, kernels)
+    np.testing.assert_allclose(swept, cycled, rtol=1e-6)
+    assert swept[1] != 0
+
+
+def test_a_traced_site_is_one_integer():
+    with pytest.raises(TypeError, match=r"OneLabel\(site=...\)` must be a whole number"):
+        jax.eval_shape(lambda i: diffmh.OneLabel(2, i).sample(jax.random.key(0), jnp.ones(3)), 0.5)
+
+
+def test_covariance_refuses_densities_of_one_site_each():
+    """It would take the terms of site 0 for the whole density."""
+    gibbs = lambda i: diffmh.Gibbs(terms_of(i), lambda z: z[i], 2)
+    mean = diffmh.expectation(
+        lambda theta, z: jnp.sum(z),
+        diffmh.Sweep(gibbs, NUM_SITES),
+        init=jnp.zeros(NUM_SITES, int),
+        num_samples=5,
+        estimator=diffmh.Covariance(),
+    )
+    with pytest.raises(ValueError, match=r"`Covariance\(\)` needs one density"):
+        jax.eval_shape(jax.grad(mean), 0.5, jax.random.key(0))

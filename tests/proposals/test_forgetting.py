@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import derivatives
 from quadrature import log_normal, proposed_by_density, slope
 from scipy.stats import norm
 from unbiasedness import assert_unbiased, is_caught
@@ -48,7 +49,7 @@ def found_jumps(estimator=None):
         lag=1,
         estimator=estimator,
     )
-    return jax.jacfwd(expectation.per_chain)(jnp.asarray(SCALE, jnp.float32), jax.random.key(5))
+    return derivatives(expectation, jnp.asarray(SCALE, jnp.float32), jax.random.key(5))
 
 
 @pytest.mark.parametrize("rate", [0.5, pytest.param(1.0, marks=pytest.mark.thorough)])
@@ -64,9 +65,9 @@ def test_the_score(monkeypatch):
 
 def test_forgetting_without_its_flips_is_caught(monkeypatch):
     monkeypatch.setattr(forgetting, "RATE", 0.5)
-    right = diffmh.Acceptance.draw
+    right = diffmh.extend.Acceptance.draw
     without = lambda uniform, log_ratio, score=None: right(uniform, log_ratio)
-    monkeypatch.setattr(diffmh.Acceptance, "draw", staticmethod(without))
+    monkeypatch.setattr(diffmh.extend.Acceptance, "draw", staticmethod(without))
     assert is_caught(found_jumps(), exact_jumps())
 
 
@@ -89,7 +90,7 @@ def parts(theta):
         num_chains=40_000,
         lag=1,
     )
-    return jax.jacfwd(expectation.per_chain)(theta, jax.random.key(6))
+    return derivatives(expectation, theta, jax.random.key(6))
 
 
 def test_parts_of_a_state(monkeypatch):
@@ -116,6 +117,6 @@ def test_a_walk_forgets_where_it_started():
             lag=1,
             num_chains=2_000,
         )
-        return np.std(jax.jacfwd(expectation.per_chain)(2.38, jax.random.key(7)))
+        return np.std(derivatives(expectation, 2.38, jax.random.key(7)))
 
     assert deviation(3.0) < 1.2 * deviation(0.0)

@@ -48,7 +48,7 @@ def test_state_that_a_proposal_does_not_move(proposal, init, error, words):
     refused(lambda: expect(kernel, init=init)(0.5, KEY), error, words)
 
 
-class Constant(diffmh.Proposal):
+class Constant(diffmh.extend.Proposal):
     """Proposes `value` whatever the state."""
 
     value: object = None
@@ -140,17 +140,17 @@ def test_proposal_that_changes_the_form(value):
     rows=(
         lambda: diffmh.TransitionMatrix(jnp.ones((2, 2))),
         ValueError,
-        "`TransitionMatrix(matrix=...)` … sum to one … [2. 2.]",
+        "`TransitionMatrix(probabilities=...)` … sum to one … [2. 2.]",
     ),
     negative_entry=(
         lambda: diffmh.TransitionMatrix(jnp.array([[1.5, -0.5], [0.5, 0.5]])),
         ValueError,
-        "`TransitionMatrix(matrix=...)` … non-negative … got … -0.5",
+        "`TransitionMatrix(probabilities=...)` … non-negative … got … -0.5",
     ),
     rectangle=(
         lambda: diffmh.TransitionMatrix(jnp.ones((2, 3))),
         ValueError,
-        "`TransitionMatrix(matrix=...)` … square … (2, 3)",
+        "`TransitionMatrix(probabilities=...)` … square … (2, 3)",
     ),
     no_distribution=(
         lambda: diffmh.Independence(3.0),

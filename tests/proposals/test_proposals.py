@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import derivative, finite_chain_mean, transition_matrix
+from programs import derivatives
 from scipy import stats
 from unbiasedness import assert_unbiased, is_caught
 
@@ -176,7 +177,7 @@ def label_gradients(kernel, init=(0, 0)):
         num_samples=12,
         num_chains=20_000,
     )
-    return np.asarray(jax.jacfwd(mean.per_chain)(0.8, jax.random.key(3)))
+    return np.asarray(derivatives(mean, 0.8, jax.random.key(3)))
 
 
 @pytest.mark.parametrize("sweep", [False, True], ids=["random site", "sweep"])
@@ -184,7 +185,7 @@ def test_gradients_of_labels(sweep):
     assert_unbiased(label_gradients(labels_kernel(sweep)), exact_labels(sweep)[0])
 
 
-class SameValue(diffmh.Coupling):
+class SameValue(diffmh.extend.Coupling):
     """Always the primal's value: no longer one of the others where y has it already."""
 
     def propose(self, key, proposal, x, x_new, y):
@@ -250,7 +251,7 @@ def test_on_refuses_what_it_cannot_put_back(where, words):
         proposal.replace(jnp.zeros(3), where(jnp.zeros(3)))
 
 
-class Doubling(diffmh.Proposal):
+class Doubling(diffmh.extend.Proposal):
     """A user's own, with no noise apart."""
 
     symmetric: bool = False
@@ -280,7 +281,7 @@ def test_on_a_proposal_of_ones_own():
         num_chains=20_000,
     )
     exact = float(jax.scipy.special.polygamma(1, 3.0))
-    assert_unbiased(np.asarray(jax.jacfwd(mean.per_chain)(3.0, KEY)), exact)
+    assert_unbiased(np.asarray(derivatives(mean, 3.0, KEY)), exact)
 
 
 TREE = {"a": jnp.zeros(()), "b": jnp.zeros((2, 2))}

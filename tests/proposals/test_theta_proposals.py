@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from finite_chains import f, log_density, random_problem
 from oracles import derivative, finite_chain_mean
-from programs import each
+from programs import derivatives, each
 from quadrature import log_normal, phi, proposed_by_density, slope
 from unbiasedness import assert_unbiased, is_caught
 
@@ -87,9 +87,9 @@ def test_choices(coupling, estimator):
 
 def test_choices_without_their_flips_are_caught(monkeypatch):
     """The choice as if its probabilities were fixed; the accept step knows better."""
-    right = diffmh.Categorical.flip_weight
+    right = diffmh.extend.Categorical.flip_weight
     wrong = lambda self, weights: 0.0 * right(self, weights)
-    monkeypatch.setattr(diffmh.Categorical, "flip_weight", wrong)
+    monkeypatch.setattr(diffmh.extend.Categorical, "flip_weight", wrong)
     few = PROBLEMS[:10]
     found = estimates(few, density=lambda *operands: log_density(*operands))
     assert any(is_caught(found[i], exact(problem)) for i, problem in enumerate(few))
@@ -105,7 +105,7 @@ class Normal(eqx.Module):
         return jax.scipy.stats.norm.logpdf(x, 0.0, self.scale)
 
 
-class Skewed(diffmh.Proposal):
+class Skewed(diffmh.extend.Proposal):
     """A user's own: `x' = x + s(z + ½ tanh x)`."""
 
     scale: jax.Array
@@ -155,7 +155,7 @@ def lagged(make, estimator=None, num_steps=3):
 @functools.cache
 def continuous(name):
     make, log_q, theta = CONTINUOUS[name]
-    found = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(7))
+    found = derivatives(lagged(make), theta, jax.random.key(7))
     return np.asarray(found), slope(proposed_by_density(log_q), theta)
 
 
@@ -179,19 +179,19 @@ def test_the_moves_alone_and_the_flips_alone_are_caught(monkeypatch):
     truth = slope(proposed_by_density(log_q), theta)
     without_flips = lambda self, weights: 0.0 * self.log_accept_gradient
     with monkeypatch.context() as patch:
-        patch.setattr(diffmh.Acceptance, "flip_weight", without_flips)
-        moves = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(8))
+        patch.setattr(diffmh.extend.Acceptance, "flip_weight", without_flips)
+        moves = derivatives(lagged(make), theta, jax.random.key(8))
     assert is_caught(moves, truth)
-    right = diffmh.Parameters.evaluate
+    right = diffmh.extend.Parameters.evaluate
 
     def without_moves(self, function, *operands):
         """The tangent of a proposed state is dropped."""
         value = right(self, function, *operands)
-        is_move = function.__name__ == "smoothly" and value.tangent is not None
-        return diffmh.Value(value.primal, 0.0 * value.tangent) if is_move else value
+        is_move = function.__name__ == "propose" and value.tangent is not None
+        return diffmh.extend.Value(value.primal, 0.0 * value.tangent) if is_move else value
 
-    monkeypatch.setattr(diffmh.Parameters, "evaluate", without_moves)
-    flips = jax.jacfwd(lagged(make).per_chain)(theta, jax.random.key(8))
+    monkeypatch.setattr(diffmh.extend.Parameters, "evaluate", without_moves)
+    flips = derivatives(lagged(make), theta, jax.random.key(8))
     assert is_caught(flips, truth)
 
 
@@ -239,7 +239,7 @@ def test_part_of_a_mixed_state():
         lag=1,
     )
     theta = jnp.array([0.4, 1.2])
-    found = np.asarray(jax.jacfwd(expectation.per_chain)(theta, jax.random.key(10)))
+    found = np.asarray(derivatives(expectation, theta, jax.random.key(10)))
 
     def jumps(first):
         """`Σ_{i≠j} ∫ min(π(i, x) q_ij, π(j, x) q_ji) dx`."""
@@ -269,7 +269,9 @@ def test_refusals():
     with pytest.raises(diffmh.NotDifferentiable, match="lambda theta: GaussianWalk"):
         jax.grad(undeclared)(0.5)
     kernel = diffmh.MetropolisHastings(density, lambda theta: theta)
-    with pytest.raises(TypeError, match=r"`proposal\(theta\)` must be a `diffmh\.Proposal`"):
+    with pytest.raises(
+        TypeError, match=r"`proposal\(theta\)` must be a `diffmh\.extend\.Proposal`"
+    ):
         diffmh.expectation(f, kernel, init=0.0, num_samples=2)(0.5, jax.random.key(0))
     field = lambda theta, x: theta * jnp.sum(x)
     kernel = diffmh.MetropolisHastings(field, lambda theta: diffmh.SpinFlip())

@@ -130,7 +130,7 @@ def test_scores_are_free_of_the_scales_of_parameters_backward(estimator):
             estimator=estimator,
             num_replicates=2_000,
         )
-        chains = jax.jacobian(expected.per_chain)(jnp.full(20, 0.05) / units, KEY)
+        chains = jax.jit(jax.jacobian(expected.per_chain))(jnp.full(20, 0.05) / units, KEY)
         return np.asarray(chains) / units
 
     same, scaled = slopes(1.0), slopes(1e4)
@@ -140,15 +140,16 @@ def test_scores_are_free_of_the_scales_of_parameters_backward(estimator):
         p = jax.nn.sigmoid(jnp.array([theta[0], jnp.sum(theta[1:])]))
         return (10 * p.sum()) ** 2 + 10 * jnp.sum(p * (1 - p))
 
-    assert_unbiased(scaled[:, 0], float(jax.grad(mean)(jnp.full(20, 0.05))[0]))
+    assert_unbiased(scaled[:, 0], float(jax.jit(jax.grad(mean))(jnp.full(20, 0.05))[0]))
 
 
 def test_a_sampler_without_log_prob_goes_backward():
     """What `Score` cannot do, `Alternatives` can."""
-    coin = dataclasses.replace(samplers._BERNOULLI, log_prob=None)
+    coin = dataclasses.replace(samplers.BERNOULLI, log_prob=None)
     program = lambda theta, key: 2.0 * coin(key, jax.nn.sigmoid(jnp.sum(theta)))
     expected = sad.expectation(program, estimator=sad.Alternatives(1))
-    np.testing.assert_allclose(jax.grad(expected)(jnp.zeros(20), KEY), 0.5, rtol=1e-6)
+    slope = jax.jit(jax.grad(expected))(jnp.zeros(20), KEY)
+    np.testing.assert_allclose(slope, 0.5, rtol=1e-6)
 
 
 # What a step of `walk_with_memory` leaves.

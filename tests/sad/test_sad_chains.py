@@ -180,7 +180,7 @@ def mixture_step(h, j, key):
     return jnp.where(sad.bernoulli(key_accept, jnp.exp(jnp.minimum(0.0, log_ratio))), proposed, j)
 
 
-@pytest.mark.parametrize("alternatives", [1, 2])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_proposals_under_vmap_inside_a_program(alternatives):
     """Three chains in one program, whose decisions are pruned together; their product is not
     linear in any of them.
@@ -210,7 +210,7 @@ def test_proposals_under_vmap_inside_a_program(alternatives):
     assert_unbiased(derivatives(program, 0.4, 20_000, alternatives=alternatives), exact)
 
 
-@pytest.mark.parametrize("alternatives", [1, 2])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_proposals_in_a_loop_that_the_primal_has_left(alternatives):
     """How long until the chain first visits component 3, and from where: alternatives stop
     earlier or later than the primal.

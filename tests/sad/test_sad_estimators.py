@@ -16,7 +16,7 @@ from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import sad
-from diffmh.sad import baseline, replay, thinning
+from diffmh.sad import baseline, plan, score_pass, thinning
 from diffmh.sad.derivative import Run
 from diffmh.sad.estimators import Runs
 
@@ -118,7 +118,7 @@ def test_mistake_a_baseline_that_the_replicate_is_part_of(monkeypatch):
     )
     keys = jax.random.split(KEY, 4_000)
     assert_unbiased(few(keys), EXACT)
-    monkeypatch.setattr(baseline, "_less_own", mean_of_all)
+    monkeypatch.setattr(baseline, "mean_of_others", mean_of_all)
     jax.clear_caches()
     assert is_caught(few(keys), EXACT)
 
@@ -167,23 +167,25 @@ def test_each_term_is_credited_with_the_draws_before_it(monkeypatch):
     caught.
     """
     theta = jnp.array([0.2, -0.3])
-    exact = np.asarray(jax.jacobian(rewards_mean)(theta)).T
+    exact = np.asarray(jax.jit(jax.jacobian(rewards_mean))(theta)).T
     by_terms = found(sad.Score(), this=rewards, theta=theta).jacobian
     assert_unbiased(np.moveaxis(np.asarray(by_terms), -1, 0), exact)
     whole = lambda analysis, program: dataclasses.replace(
         analysis, linear=set(program.outputs), accumulated=set()
     )
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "by_terms", whole)
+        patch.setattr(plan, "by_terms", whole)
+        plan.forget_plans()
         at_once = found(sad.Score(), this=rewards, theta=theta).jacobian
+    plan.forget_plans()
     assert_unbiased(np.moveaxis(np.asarray(at_once), -1, 0), exact)
     assert np.all(np.var(by_terms, axis=-1)[:, 0] < 0.8 * np.var(at_once, axis=-1)[:, 0])
     np.testing.assert_allclose(by_terms[:, 1], at_once[:, 1], rtol=1e-3, atol=1e-3)
-    late = replay.Player.credited
+    late = score_pass.Player.credited
     mistaken = lambda self, atom, held, log_prob: late(
         self, atom, held, jax.lax.stop_gradient(log_prob) + 0.5 * log_prob
     )
-    monkeypatch.setattr(replay.Player, "credited", mistaken)
+    monkeypatch.setattr(score_pass.Player, "credited", mistaken)
     wrong = found(sad.Score(), this=rewards, theta=theta).jacobian
     assert is_caught(np.moveaxis(np.asarray(wrong), -1, 0), exact)
 
@@ -196,7 +198,7 @@ def test_groups_of_replicates_have_the_same_mean():
     mean = lambda group: (
         sad.Score().find(Runs(Run(program, THETA, KEY, (), {}), keys, True, group)).jacobian
     )
-    each, groups = mean(1), mean(8)
+    each, groups = (jax.jit(mean, static_argnums=0)(group) for group in (1, 8))
     assert each.shape[-1] == 64 and groups.shape[-1] == 8
     np.testing.assert_allclose(
         np.asarray(each).reshape(2, 2, 8, 8).mean(-1), groups, rtol=1e-3, atol=1e-3
@@ -228,9 +230,8 @@ def test_smooth_through_counts_loops_and_choices():
         count, _ = jax.lax.scan(step, flags.sum(), jax.random.split(keys[2], 3))
         return count.astype(float) + chosen + jnp.where(~flags[0], 1.0, 0.0)
 
-    slopes = jax.vmap(jax.grad(sad.expectation(linear, estimator=sad.Smooth())), (None, 0))(
-        0.5, jax.random.split(KEY, 8)
-    )
+    smooth = sad.expectation(linear, estimator=sad.Smooth())
+    slopes = jax.jit(jax.vmap(jax.grad(smooth), (None, 0)))(0.5, jax.random.split(KEY, 8))
     np.testing.assert_allclose(slopes, 1.6 + 6 + 4 - 0.2, rtol=1e-5)
 
 
@@ -246,7 +247,7 @@ def test_slots_are_filled_by_different_flips_of_one_call():
     """With as many slots as flips nothing is thinned, and a sum has no variance at all."""
     keys = jax.random.split(KEY, 256)
     slopes = lambda this, k: np.asarray(
-        jax.vmap(jax.grad(sad.expectation(this, alternatives=k)), (None, 0))(0.3, keys)
+        jax.jit(jax.vmap(jax.grad(sad.expectation(this, alternatives=k)), (None, 0)))(0.3, keys)
     )
     np.testing.assert_allclose(slopes(weighted, 8), 36.0, rtol=1e-5)
     one, four = slopes(nonlinear, 1).std(), slopes(nonlinear, 4).std()
@@ -260,11 +261,11 @@ def test_inclusion_adds_up_and_thinning_is_unbiased():
         alive = int((scores > 0).sum())
         np.testing.assert_allclose(thinning.inclusion(scores, 2).sum(), min(alive, 2), rtol=1e-5)
         grid = (jnp.arange(20_000) + 0.5) / 20_000
-        kept = jax.vmap(lambda u: thinning.thin(scores, 2, u))(grid)
+        kept = jax.jit(jax.vmap(lambda u: thinning.thin(scores, 2, u)))(grid)
         lanes = jnp.arange(4) == kept.source[..., None]
         weight = jnp.sum(jnp.where(lanes, kept.factor[..., None], 0.0), axis=1).mean(axis=0)
         np.testing.assert_allclose(weight, scores > 0, atol=1e-2)
-        index, factor = jax.vmap(lambda u: thinning.several(scores, 2, u))(grid)
+        index, factor = jax.jit(jax.vmap(lambda u: thinning.several(scores, 2, u)))(grid)
         weight = jnp.sum(jnp.where(jnp.arange(4) == index[..., None], factor[..., None], 0.0), 1)
         np.testing.assert_allclose(weight.mean(axis=0), scores > 0, atol=1e-2)
 
@@ -297,7 +298,7 @@ def test_a_parameter_does_not_starve_another():
 
 def test_one_sided_poisson_has_no_variance_on_a_sum():
     one_sided = lambda rate, key: 1.0 * sad.poisson(key, rate, flips="one-sided")
-    slopes = jax.vmap(jax.grad(sad.expectation(one_sided)), (None, 0))(
+    slopes = jax.jit(jax.vmap(jax.grad(sad.expectation(one_sided)), (None, 0)))(
         2.5, jax.random.split(KEY, 64)
     )
     np.testing.assert_allclose(slopes, 1.0, rtol=1e-6)
@@ -325,7 +326,7 @@ def test_the_same_kind_of_object_as_the_core():
     report = variance.run(0.3, KEY)
     assert abs(report.value - 0.84) < 5 * report.value_error
     assert abs(report.gradient - 1.6) < 5 * report.gradient_error
-    value, slope = jax.value_and_grad(variance)(0.3, KEY)
+    value, slope = jax.jit(jax.value_and_grad(variance))(0.3, KEY)
     np.testing.assert_allclose(value, report.value, rtol=1e-4)
     assert abs(slope - 1.6) < 5 * report.gradient_error
     scaled = sad.expectation(lambda p, key, *, scale: scale * sad.bernoulli(key, p))

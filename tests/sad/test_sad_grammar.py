@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import Table, covering_array
 from oracles import derivative
 from sad_grammar import (
     BLOCKS,
@@ -22,7 +23,6 @@ from sad_grammar import (
     Statement,
     Traced,
     exact_mean,
-    pairwise,
     run,
     sentence,
 )
@@ -36,7 +36,6 @@ from diffmh.sad.derivative import Run
 
 THETA = np.array([0.3, -0.4])
 RUNS, GROUPS = 2_048, 64
-DEFAULT, ALL = 60, 500
 FACTORS: dict[str, list[Any]] = {
     "block": list(BLOCKS),
     "result": RESULTS,
@@ -47,13 +46,20 @@ FACTORS: dict[str, list[Any]] = {
 }
 
 
+DEFAULT = covering_array(Table(FACTORS)).rows
+ALL = 500
+
+
 @functools.cache
 def rows():
-    """Options, always the same: those of the default have all pairs, and so do the others, with
-    blocks within blocks.
+    """Options, always the same: those of the default have all pairs, and so do the next, with
+    blocks within blocks; the others are drawn.
     """
     more = FACTORS | {"block": [*BLOCKS, *NESTED]}
-    return [*pairwise(FACTORS, DEFAULT), *pairwise(more, ALL - DEFAULT, 1)]
+    random = np.random.default_rng(1)
+    draw = lambda: {name: levels[random.integers(len(levels))] for name, levels in more.items()}
+    pairs = [*DEFAULT, *covering_array(Table(more)).rows]
+    return [*pairs, *(draw() for _ in range(ALL - len(pairs)))]
 
 
 @functools.cache
@@ -66,7 +72,7 @@ def mixing(count):
 
 
 CASES = [
-    pytest.param(number, marks=[pytest.mark.thorough] if number >= DEFAULT else [])
+    pytest.param(number, marks=[pytest.mark.thorough] if number >= len(DEFAULT) else [])
     for number in range(ALL)
 ]
 

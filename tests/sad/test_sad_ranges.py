@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from diffmh import sad
-from diffmh._validate import NotDifferentiable
+from diffmh.base.validate import NotDifferentiable
 from diffmh.sad import samplers
 
 KEY = jax.random.key(0)
@@ -245,7 +245,7 @@ def test_uniform_integers_are_made_of_enough_bits(dtype):
         for low, high in BOUNDS[dtype]:
             bounds = (jnp.full(500, bound, dtype) for bound in (low, high))
             first, last = bounds
-            found = samplers._invert_uniform_int(jnp.asarray(bits[0]), first, last, bits[1])
+            found = samplers.UNIFORM_INT.invert(jnp.asarray(bits[0]), first, last, bits[1])
             assert found.dtype == dtype
             exact = [
                 low + ((int(a) << width) + int(b)) * (high - low) // 4**width for a, b in bits.T
@@ -274,7 +274,7 @@ def test_negative_binomials_by_inversion(r, p):
     """`k` is drawn by the uniforms between `F(k − 1)` and `F(k)`."""
     uniform = (np.arange(2_000) + 0.4) / 2_000
     with jax.enable_x64(True):
-        found = jax.vmap(samplers._invert_negative_binomial, (0, None, None))(
+        found = jax.vmap(samplers.NEGATIVE_BINOMIAL.invert, (0, None, None))(
             jnp.asarray(uniform), jnp.asarray(r), jnp.asarray(p)
         )
     exact = stats.nbinom.ppf(uniform, r, p) if r else 0

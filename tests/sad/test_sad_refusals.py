@@ -149,7 +149,7 @@ def test_masked_logits_of_many_parameters():
         1.0 * sad.categorical(key, jnp.where(mask, logits, -jnp.inf))
     )
     logits = jnp.linspace(-1.0, 1.0, 60)
-    values, slopes = jax.vmap(jax.value_and_grad(sad.expectation(program)), (None, 0))(
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(sad.expectation(program)), (None, 0)))(
         logits, jax.random.split(KEY, 500)
     )
     p, f = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf)), jnp.sin(jnp.arange(60.0))
@@ -162,7 +162,8 @@ def test_draws_of_no_size_and_of_zero_probability():
     empty = lambda p, key: jnp.sum(sad.bernoulli(key, p * jnp.ones(0))) + p
     assert gradient(empty) == 1.0
     chosen = lambda p, key: 1.0 * sad.categorical(key, probs=jnp.stack([p, 0.0 * p, 1 - p]))
-    slopes = jax.vmap(jax.grad(sad.expectation(chosen)), (None, 0))(0.4, jax.random.split(KEY, 64))
+    chosen_slopes = jax.jit(jax.vmap(jax.grad(sad.expectation(chosen)), (None, 0)))
+    slopes = chosen_slopes(0.4, jax.random.split(KEY, 64))
     assert np.all(np.isfinite(slopes))
     with pytest.raises(TypeError, match="probs"):
         sad.categorical(KEY)

@@ -47,13 +47,13 @@ def operands(name, theta):
     """The sampler, its parameters at theta, and their derivatives."""
     one = jnp.ones(())
     if name == "binomial":
-        return samplers._BINOMIAL, (jnp.asarray(7), theta), (jnp.zeros(()), one)
+        return samplers.BINOMIAL, (jnp.asarray(7), theta), (jnp.zeros(()), one)
     if name == "negative_binomial":
-        return samplers._NEGATIVE_BINOMIAL, (jnp.asarray(5), theta), (jnp.zeros(()), one)
+        return samplers.NEGATIVE_BINOMIAL, (jnp.asarray(5), theta), (jnp.zeros(()), one)
     if name == "categorical":
         slope = jnp.array([0.3, -1.0, 2.0, 0.0])
-        return samplers._CATEGORICAL, (slope * theta,), (slope,)
-    return getattr(samplers, f"_{name.upper()}"), (theta,), (one,)
+        return samplers.CATEGORICAL, (slope * theta,), (slope,)
+    return getattr(samplers, name.upper()), (theta,), (one,)
 
 
 def many(flips):

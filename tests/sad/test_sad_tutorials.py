@@ -163,7 +163,7 @@ def test_particle_filter(ancestors, size, runs):
     both = lambda theta, keys: (slopes(program)(theta, keys), slopes(held)(theta, keys))
     keys = jax.random.split(jax.random.key(1), runs)
     found, without = jax.jit(both, compiler_options=QUICK)(theta, keys)
-    exact = np.asarray(jax.grad(likelihood)(theta))
+    exact = np.asarray(jax.jit(jax.grad(likelihood))(theta))
     assert_unbiased(found, exact, f"{size} particles")
     assert is_caught(without, exact)
 
@@ -200,7 +200,7 @@ def test_variational_fit():
     both = lambda theta, keys: (slopes(theta, keys), descend(theta, keys[0]))
     keys = jax.random.split(jax.random.key(2), 20_000)
     found, end = jax.jit(both, compiler_options=QUICK)(2.0, keys)
-    assert_unbiased(found, np.asarray(jax.grad(exact_divergence)(2.0)))
+    assert_unbiased(found, np.asarray(jax.jit(jax.grad(exact_divergence))(2.0)))
     grid = jnp.linspace(0.0, 2.5, 2_501)
     best = grid[jnp.argmin(jax.vmap(exact_divergence)(grid))]
     assert abs(end - best) < 0.02 < abs(2.0 - best)

@@ -8,25 +8,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .. import _trees, _validate
-from .._validate import Checked
-from ..chain import Chain, Stepper
-from ..decisions import acceptances
-from ..estimators import ValueOnly
-from ..kernel import Kernel
-from ..simulation import Simulation, nothing
+from ..base import trees, validate
+from ..base.validate import Checked
+from ..core.chain import Chain, Stepper
+from ..core.decisions import acceptances
+from ..core.estimator import ValueOnly
+from ..core.kernel import Kernel
+from ..core.plan import Plan
+from ..core.simulation import Simulation, nothing
 from .posterior import extra
 
 
 class KernelState(NamedTuple):
-    """A chain where it is, with what its kernel remembers of the place."""
+    """A chain where it is, with what its kernel has cached there."""
 
     position: PyTree
     chain: Chain
 
 
 class KernelInfo(NamedTuple):
-    """Of one step, through every part of the kernel: how often it accepted; NaN where it decides
+    """The acceptance rate of one step, through every part of the kernel; NaN where it decides
     nothing by acceptance (Gibbs).
     """
 
@@ -49,17 +50,18 @@ def as_blackjax(kernel: Checked[Kernel], theta: PyTree, *args: Any) -> Any:
     with extra("as_blackjax", "blackjax"):
         from blackjax.base import SamplingAlgorithm
 
-    _validate.instance(kernel, Kernel, "as_blackjax(kernel, theta)", "kernel")
-    theta = _trees.strong(_validate.theta(theta))
-    _validate.require(kernel.conditions(theta, *args))
+    validate.instance(kernel, Kernel, "as_blackjax(kernel, theta)", "kernel")
+    theta = trees.strong(validate.theta(theta))
+    validate.require(kernel.conditions(theta, *args))
 
     def stepper(key, position) -> Stepper:
         simulation = Simulation(kernel, position, nothing, ValueOnly(), 1, 0, 1)
-        return Stepper(simulation, theta, key, args, differentiate=False)
+        return Stepper(Plan.of(simulation, theta, key, args), theta, args)
 
     def init(position: PyTree, rng_key: Array | None = None) -> KernelState:
-        position = _trees.strong(_validate.state(position, "`init(position)`"))
-        return KernelState(position, stepper(jax.random.key(0), position).first())
+        position = trees.strong(validate.state(position, "`init(position)`"))
+        key = jax.random.key(0)
+        return KernelState(position, stepper(key, position).first(key))
 
     def step(rng_key: Array, state: KernelState) -> tuple[KernelState, KernelInfo]:
         key = rng_key
@@ -67,7 +69,7 @@ def as_blackjax(kernel: Checked[Kernel], theta: PyTree, *args: Any) -> Any:
             key = jax.random.wrap_key_data(rng_key)
         none = (jnp.zeros((), int), jnp.zeros((), int))
         here = stepper(key, state.position)
-        chain, (decided, accepted) = here.single_step(state.chain, none, _note)
+        chain, (decided, accepted) = here.single_step(key, state.chain, none, _note)
         return KernelState(chain.state.x, chain), KernelInfo(accepted / decided)
 
     return SamplingAlgorithm(init, step)  # pyright: ignore[reportArgumentType]

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .. import _validate
-from .._validate import Checked
+from ..base import validate
+from ..base.validate import Checked
 from .posterior import Posterior, Sites, checked_theta, extra
 
 
@@ -172,10 +172,10 @@ def from_numpyro(
         from numpyro.infer import init_to_uniform
 
     where = "from_numpyro(model, *args, theta=...)"
-    _validate.function(model, where, "model", "model(*args, **theta)")
+    validate.function(model, where, "model", "model(*args, **theta)")
     theta = checked_theta(theta, where)
     if init_strategy is not None:
-        _validate.function(init_strategy, where, "init_strategy", "(site) -> value, of NumPyro")
+        validate.function(init_strategy, where, "init_strategy", "(site) -> value, of NumPyro")
     _refuse_unknown_names(model, args, kwargs, theta, where)
     latent = _latent_sites(model, args, {**kwargs, **theta}, where)
     discrete = {name: site for name, site in latent.items() if site["fn"].support.is_discrete}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._validate import Checked
+from ..base.validate import Checked
 from .posterior import Posterior, Sites, checked_theta, extra
 
 

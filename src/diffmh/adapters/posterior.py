@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from .. import _trees, _validate
-from .._validate import Checked
-from ..expectation import Expectation, expectation
-from ..kernel import Kernel
+from .._expectation import Expectation, expectation
+from ..base import trees, validate
+from ..base.validate import Checked
+from ..core.kernel import Kernel
 from ..kernels import Cycle, MetropolisHastings
 from ..proposals import GaussianWalk, On, OneLabel, OtherState, Proposal
 
@@ -22,7 +22,7 @@ Sites = dict[str, Any]
 
 
 class Posterior(eqx.Module):
-    """What `from_numpyro` and `from_pymc` make of a model.
+    """A model's posterior, as `from_numpyro` and `from_pymc` return it.
 
     - `log_density(theta, x)`: the joint log density of latent sites and data on unconstrained
       states, the transforms' volume included. A state is a dictionary: real arrays by the names of
@@ -60,17 +60,21 @@ class Posterior(eqx.Module):
             )
         proposals = dict(proposals or {})
         for name, proposal in proposals.items():
-            _validate.instance(proposal, Proposal, where, f"proposals[{name!r}]")
+            validate.instance(proposal, Proposal, where, f"proposals[{name!r}]")
         form = jax.eval_shape(self.init, jax.random.key(0))
         unknown = sorted(set(proposals) - set(form))
         if unknown:
             raise ValueError(
                 f"`kernel(proposals=...)` names {unknown}; the sites are {sorted(form)}."
             )
-        is_real = lambda name: jnp.issubdtype(form[name].dtype, jnp.inexact)
-        walked = [name for name in form if name not in proposals and is_real(name)]
-        labels = [name for name in form if name not in proposals and not is_real(name)]
-        proposals.update({name: self._labels(name, form[name]) for name in labels})
+        walked = []
+        for name in form:
+            if name in proposals:
+                continue
+            if jnp.issubdtype(form[name].dtype, jnp.inexact):
+                walked.append(name)
+            else:
+                proposals[name] = self._labels(name, form[name])
         moves = [self._on(name, proposal) for name, proposal in proposals.items()]
         if walked:
             dimension = sum(form[name].size for name in walked)
@@ -101,7 +105,7 @@ class Posterior(eqx.Module):
         """`diffmh.expectation` of `f(theta, sites)`, the sites as the model knows them. `kernel` is
         `self.kernel()` if left out, `init` the model's own; `options` are `diffmh.expectation`'s.
         """
-        f = _validate.function(f, "Posterior.expectation(f, ...)", "f", "f(theta, sites) -> values")
+        f = validate.function(f, "Posterior.expectation(f, ...)", "f", "f(theta, sites) -> values")
         options.setdefault("init", self.init)
         kernel = self.kernel() if kernel is None else kernel
         return expectation(lambda theta, x: f(theta, self.constrain(theta, x)), kernel, **options)
@@ -116,7 +120,7 @@ def checked_theta(theta: Any, where: str) -> Sites:
         )
     # A whole number that somebody writes is a number: `{"scale": 5}`.
     theta = {name: float(v) if type(v) is int else v for name, v in theta.items()}
-    return _trees.strong(_validate.theta(theta))
+    return trees.strong(validate.theta(theta))
 
 
 @contextlib.contextmanager

@@ -38,6 +38,10 @@ class Algebra:
         self.work = 0
         self._ranks: dict[tuple[str, tuple[Hashable, ...]], Atom] = {}
 
+    @property
+    def is_exhausted(self) -> bool:
+        return self.work > _MOST_WORK
+
     def atom(self, kind: str, *arguments: Hashable) -> Atom:
         key = (kind, arguments)
         if key not in self._ranks:
@@ -68,7 +72,7 @@ class Algebra:
 
     def multiply(self, a: Term, b: Term) -> Term:
         self.work += len(a.monomials) * len(b.monomials)
-        if len(a.monomials) * len(b.monomials) > _MOST_MONOMIALS or self.work > _MOST_WORK:
+        if len(a.monomials) * len(b.monomials) > _MOST_MONOMIALS or self.is_exhausted:
             raise TooLarge
         if not (a.monomials and b.monomials) and (a.is_infinite or b.is_infinite):
             raise Singular  # 0 · ∞
@@ -190,6 +194,18 @@ class Algebra:
         if not math.isfinite(value):
             raise Singular
         return number(value)
+
+    def multiplied_out(self, term: Term) -> Term:
+        """The term with factors of running products as what they are. The last ones come first,
+        so that what telescopes stays small: `a (1 − b) + a b = a`.
+        """
+        factors = [atom for atom in term.atoms() if atom.kind == "factor"]
+        while factors:
+            last = max(factors, key=lambda atom: atom.rank)
+            inside = {last: last.arguments[0]}
+            term = self.replace(term, inside.get, lambda condition, replaced: None)
+            factors = [atom for atom in term.atoms() if atom.kind == "factor"]
+        return term
 
     def compare(self, kind: str, term: Term) -> Condition:
         """A comparison of a term with 0, scaled such that its first coefficient is 1."""

@@ -8,15 +8,16 @@ interval may be open: `exp(x)` lies in (0, ∞).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from .._lowering import compat
-from .._lowering.program import Atom, Constant, Equation, Program, Variable
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Constant, Equation, Program, Variable
 from .interval import ANY, INFINITY, NOT_NEGATIVE, POSITIVE, Interval
+from .places import Places
 
 # Increasing functions, with where they are defined.
 _INCREASING: dict[str, tuple[Callable[[Any], Any], tuple[float, float]]] = {
@@ -65,8 +66,9 @@ MOVES_VALUES = {
 _TOTAL = {
     *("abs", "add", "add_any", "and", "argmax", "argmin", "asinh", "atan", "atan2", "bessel_i0e"),
     *("bessel_i1e", "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "cosh"),
-    *("cumlogsumexp", "cumprod", "cumsum", "dot_general", "dynamic_update_slice", "erf", "erfc"),
-    *("exp", "exp2", "expm1", "floor", "iota", "logistic", "max", "min", "mul", "neg", "not", "or"),
+    *("cumlogsumexp", "cumprod", "cumsum", "dot_general", "dynamic_update_slice", "eigh", "erf"),
+    *("erfc", "exp", "exp2", "expm1", "floor", "iota", "logistic", "max", "min", "mul", "neg"),
+    *("not", "or"),
     *("pad", "reduce_prod", "reduce_sum", "round", "scatter", "scatter-add", "select_n", "sign"),
     *("sin", "sinh", "square", "stack", "sub", "tanh", "xor", "is_finite", "reduce_and"),
     *("reduce_or", "conv_general_dilated", "lt", "le", "gt", "ge", "eq", "ne", "integer_pow"),
@@ -92,9 +94,12 @@ class Bounds:
         aliases: Mapping[Variable, Atom],
         random: Container[Any],
         body_output: Callable[[Equation, Variable], Atom | None],
+        places: Places,
     ):
         self._defined_by, self._aliases, self._random = defined_by, aliases, random
-        self._body_output = body_output
+        self._body_output, self.places = body_output, places
+        # Proves that a matrix is positive definite: for whoever can look into its entries.
+        self.is_definite: Callable[[Atom], bool] = lambda matrix: False
         self._known: dict[Atom, Interval] = {}
         self._steady: dict[Atom, bool] = {}
 
@@ -123,27 +128,25 @@ class Bounds:
 
     def _of_equation(self, equation: Equation, output: Variable) -> Interval:
         name, inputs = equation.primitive, equation.inputs
-        if name in _INCREASING:
-            function, (least, most) = _INCREASING[name]
-            return self.of(inputs[0]).within(least, most).increasing(function)
-        if name in _WITHIN:
-            return _WITHIN[name]
         if name in ("sort", "unstack", "split") and output is not equation.outputs[0]:
             index = equation.outputs.index(output)
             return self.of(inputs[index] if name == "sort" else inputs[0])
         if name in MOVES_VALUES:
             return self.of(inputs[0])
-        if name in ("concatenate", "stack"):
+        if name in ("concatenate", "pad", "stack"):
             return self._hull(inputs)
+        if name == "eigh" and len(output.shape) == 1:
+            return POSITIVE if self.is_definite(inputs[0]) else ANY
         if name == "select_n":
             case = self.decided_case(equation)
             return self._hull(inputs[1:] if case is None else (inputs[1 + case],))
         if name in ("argmax", "argmin"):
-            return Interval(0.0, max(np.prod(_shape(inputs[0]), dtype=float) - 1, 0.0))
+            return Interval(0.0, max(np.prod(inputs[0].shape, dtype=float) - 1, 0.0))
         if name == "iota":
             return Interval(0.0, float(max(max(output.shape, default=1) - 1, 0)))
-        rule = _RULES.get(name)
-        return ANY if rule is None else rule(self, equation)
+        if name in _RULES:
+            return _RULES[name](self, equation)
+        return of_function(name, map(self.of, inputs))
 
     def _hull(self, atoms: Any) -> Interval:
         first, *rest = (self.of(atom) for atom in atoms)
@@ -175,7 +178,7 @@ class Bounds:
             return ends if ends in values else (None if None in values else not ends)
         if name == "is_finite" and self.is_steady(inputs[0]) and self._is_finite(inputs[0]):
             return True
-        return self._compared(equation) if name in _DECIDED else None
+        return self._compared(equation) if name in DECIDED else None
 
     def _compared(self, equation: Equation) -> bool | None:
         left, right = equation.inputs
@@ -187,7 +190,7 @@ class Bounds:
             infinite = [_is_infinite(atom) for atom in (left, right)]
             if any(infinite):
                 return name == "ne" if self._is_finite(left if infinite[1] else right) else None
-        return _DECIDED[name](self.of(left), self.of(right))
+        return DECIDED[name](self.of(left), self.of(right))
 
     def decided_case(self, select: Equation) -> int | None:
         """Which case of a `select_n` is taken everywhere, if that is known."""
@@ -235,7 +238,7 @@ class Bounds:
         if equation.primitive == "select_n":
             case = self.decided_case(equation)
             operands = operands[1:] if case is None else (operands[1 + case],)
-        return self._has_an_answer(equation) and all(
+        return self._has_an_answer(equation, finite) and all(
             self.is_steady(operand, finite) for operand in operands
         )
 
@@ -248,31 +251,36 @@ class Bounds:
             for equation in program.equations
         )
 
-    def _has_an_answer(self, equation: Equation) -> bool:
-        """Whether its results are finite where its operands are, overflow aside."""
+    def _has_an_answer(self, equation: Equation, finite: bool = True) -> bool:
+        """Whether its results are finite where its operands are, overflow aside. Unless `finite` is
+        asked for, what is not random may be anything: it is the same wherever random values lie.
+        """
+        free = lambda atom: not finite and atom not in self._random
         name, inputs = equation.primitive, equation.inputs
         last = inputs[-1] if inputs else None
         if equation.vouched:
             return True
         if name in ("div", "rem") or (name == "integer_pow" and compat.exponent(equation) < 0):
             assert last is not None
-            return last not in self._random or not self.of(last).contains(0)
+            return free(last) or not self.of(last).contains(0)
         if name == "rsqrt":
-            return inputs[0] not in self._random or self.of(inputs[0]).is_positive
+            return free(inputs[0]) or self.of(inputs[0]).is_positive
         if name == "pow":
             base = self.of(inputs[0])
-            return inputs[0] not in self._random or base.is_positive
+            return free(inputs[0]) or base.is_positive
         if name in _DOMAINS:
             least, most = _DOMAINS[name]
             at = self.of(inputs[0])
             closed = name in ("sqrt", "asin")
             above = at.low > least or (at.low == least and (closed or at.low_open))
             below = at.high < most or (at.high == most and (closed or at.high_open))
-            return inputs[0] not in self._random or (above and below)
+            return free(inputs[0]) or (above and below)
         if name in ("lgamma", "digamma"):
-            return inputs[0] not in self._random or self.of(inputs[0]).is_positive
+            return free(inputs[0]) or self.of(inputs[0]).is_positive
         if name in ("igamma", "igammac", "regularized_incomplete_beta", "random_gamma"):
             return True
+        if name == "cholesky":
+            return free(inputs[0]) or self.is_definite(inputs[0])
         return name in _TOTAL or name in _INCREASING
 
 
@@ -299,7 +307,7 @@ def _equal(a: Interval, b: Interval) -> bool | None:
     return True if a.low == a.high == b.low == b.high else None
 
 
-_DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
+DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
     "lt": _less,
     "gt": lambda a, b: _less(b, a),
     "le": lambda a, b: _not(_less(b, a)),
@@ -307,10 +315,6 @@ _DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
     "eq": _equal,
     "ne": lambda a, b: _not(_equal(a, b)),
 }
-
-
-def _shape(atom: Atom) -> tuple[int, ...]:
-    return atom.shape if isinstance(atom, Variable) else np.shape(atom.value)
 
 
 def _of_constant(atom: Constant) -> Interval:
@@ -324,19 +328,6 @@ def _of_constant(atom: Constant) -> Interval:
     return Interval(low, high)
 
 
-def _square(bounds: Bounds, equation: Equation) -> Interval:
-    return bounds.of(equation.inputs[0]).magnitude.increasing(np.square)
-
-
-def _integer_power(bounds: Bounds, equation: Equation) -> Interval:
-    base, exponent = bounds.of(equation.inputs[0]), compat.exponent(equation)
-    if exponent < 0:
-        base, exponent = base.reciprocal, -exponent
-    if exponent % 2 == 0:
-        base = base.magnitude
-    return base.increasing(lambda end: end**exponent)
-
-
 def _power(bounds: Bounds, equation: Equation) -> Interval:
     base = bounds.of(equation.inputs[0])
     if base.is_positive:
@@ -346,7 +337,7 @@ def _power(bounds: Bounds, equation: Equation) -> Interval:
 
 def _sum(bounds: Bounds, equation: Equation) -> Interval:
     (operand,) = equation.inputs
-    count = math.prod(_shape(operand)) / max(math.prod(equation.outputs[0].shape), 1)
+    count = math.prod(operand.shape) / max(math.prod(equation.outputs[0].shape), 1)
     if not count:
         return Interval(0.0, 0.0)
     return bounds.of(operand).increasing(lambda end: end * count)
@@ -359,16 +350,29 @@ def _running_sum(bounds: Bounds, equation: Equation) -> Interval:
     return Interval(-INFINITY, one.high, True, one.high_open) if one.high <= 0 else ANY
 
 
+def _running_product(bounds: Bounds, equation: Equation) -> Interval:
+    one = bounds.of(equation.inputs[0])
+    if one.low < 0:
+        return ANY
+    return Interval(0.0, 1.0 if one.high <= 1 else INFINITY, one.is_positive, one.high > 1)
+
+
+def _scattered(bounds: Bounds, equation: Equation) -> Interval:
+    """Sums of an entry and at most one that is added to it."""
+    if bounds.places.sources(equation) is None:
+        return ANY
+    array, _, added = map(bounds.of, equation.inputs)
+    return array.hull(array + added)
+
+
 def _product(bounds: Bounds, equation: Equation) -> Interval:
     a, b = equation.inputs
-    if a is b:
-        return _square(bounds, equation)
-    return bounds.of(a) * bounds.of(b)
+    return bounds.of(a).power(2) if a is b else bounds.of(a) * bounds.of(b)
 
 
 def _inner_product(bounds: Bounds, equation: Equation) -> Interval:
     a, b = equation.inputs
-    if a is b and len(_shape(a)) == 1:
+    if a is b and len(a.shape) == 1:
         return NOT_NEGATIVE
     terms = bounds.of(a) * bounds.of(b)
     if terms.low >= 0:
@@ -376,17 +380,11 @@ def _inner_product(bounds: Bounds, equation: Equation) -> Interval:
     return ANY
 
 
-def _clamp(bounds: Bounds, equation: Equation) -> Interval:
-    least, value, most = (bounds.of(atom) for atom in equation.inputs)
-    return -((-(value.largest(least))).largest(-most))
-
-
 def _convert(bounds: Bounds, equation: Equation) -> Interval:
-    operand = equation.inputs[0]
-    kind = operand.dtype if isinstance(operand, Variable) else jnp.result_type(operand.value)
-    if kind == jnp.bool_:
+    (operand,) = equation.inputs
+    if operand.dtype == jnp.bool_:
         return Interval(0.0, 1.0)
-    if jnp.issubdtype(kind, jnp.floating) and not jnp.issubdtype(
+    if jnp.issubdtype(operand.dtype, jnp.floating) and not jnp.issubdtype(
         equation.outputs[0].dtype, jnp.floating
     ):
         return bounds.of(operand).increasing(np.trunc, strictly=False)
@@ -420,26 +418,40 @@ def _number(atom: Atom) -> Any:
     return value[0] if len(value) == 1 else None
 
 
+def of_function(name: str, operands: Iterable[Interval]) -> Interval:
+    """The values of a function of numbers in these intervals."""
+    if name in _INCREASING:
+        function, (least, most) = _INCREASING[name]
+        (operand,) = operands
+        return operand.within(least, most).increasing(function)
+    if name in _WITHIN:
+        return _WITHIN[name]
+    return _FUNCTIONS[name](*operands) if name in _FUNCTIONS else ANY
+
+
+_FUNCTIONS: dict[str, Callable[..., Interval]] = {
+    "abs": lambda a: a.magnitude,
+    "add": Interval.__add__,
+    "add_any": Interval.__add__,
+    "clamp": lambda least, value, most: -((-(value.largest(least))).largest(-most)),
+    "div": lambda a, b: a * b.reciprocal,
+    "inverse": lambda a: a.reciprocal,
+    "max": Interval.largest,
+    "min": lambda a, b: -((-a).largest(-b)),
+    "neg": Interval.__neg__,
+    "rsqrt": lambda a: a.within(0.0, INFINITY).increasing(np.sqrt).reciprocal,
+    "square": lambda a: a.power(2),
+    "sub": lambda a, b: a + -b,
+}
 _RULES: dict[str, Callable[[Bounds, Equation], Interval]] = {
-    "abs": lambda bounds, e: bounds.of(e.inputs[0]).magnitude,
-    "add": lambda bounds, e: bounds.of(e.inputs[0]) + bounds.of(e.inputs[1]),
-    "add_any": lambda bounds, e: bounds.of(e.inputs[0]) + bounds.of(e.inputs[1]),
     "bitcast_convert_type": _bits,
-    "clamp": _clamp,
     "convert_element_type": _convert,
+    "cumprod": _running_product,
     "cumsum": _running_sum,
-    "div": lambda bounds, e: bounds.of(e.inputs[0]) * bounds.of(e.inputs[1]).reciprocal,
     "dot_general": _inner_product,
-    "integer_pow": _integer_power,
-    "max": lambda bounds, e: bounds.of(e.inputs[0]).largest(bounds.of(e.inputs[1])),
-    "min": lambda bounds, e: -(-bounds.of(e.inputs[0])).largest(-bounds.of(e.inputs[1])),
+    "integer_pow": lambda bounds, e: bounds.of(e.inputs[0]).power(compat.exponent(e)),
     "mul": _product,
-    "neg": lambda bounds, e: -bounds.of(e.inputs[0]),
     "pow": _power,
     "reduce_sum": _sum,
-    "rsqrt": lambda bounds, e: (
-        bounds.of(e.inputs[0]).within(0.0, INFINITY).increasing(np.sqrt).reciprocal
-    ),
-    "square": _square,
-    "sub": lambda bounds, e: bounds.of(e.inputs[0]) + -bounds.of(e.inputs[1]),
+    "scatter-add": _scattered,
 }

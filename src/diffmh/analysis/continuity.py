@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .._lowering import compat
-from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
-from .._validate import NotDifferentiable
+from ..base.validate import NotDifferentiable
+from ..jaxprs import compat
+from ..jaxprs.once import with_lines
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
 from .entries import COMPARISONS, Open
-from .facts import Facts, is_inexact, shape_of
+from .facts import Facts, is_inexact
 from .sides import Prover
 from .steps import KNOWN, steps
 
@@ -46,16 +47,25 @@ class Jump(eqx.Module):
 
 
 def moving_jumps(
-    function: Callable[..., Any], theta: PyTree, x: PyTree, x_moves: bool = False
+    function: Callable[..., Any],
+    theta: PyTree,
+    x: PyTree,
+    x_moves: bool = False,
+    fixes: bool = False,
 ) -> list[Jump]:
     """The jumps of `function(theta, x)` in continuous x whose place depends on theta; or all of
-    them, where x itself moves with theta.
+    them, where x itself moves with theta. A function that `fixes` returns a pair: its results, and
+    values on the way to them that are taken as given.
 
     Arguments may be pytrees of `jax.ShapeDtypeStruct`.
     """
     form = lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
     theta, x = jax.tree.map(form, (theta, x))
-    program, _ = compat.program(function, theta, x)
+    # A jump is reported with its line in the user's function.
+    with with_lines():
+        program, made = compat.program(function, theta, x)
+    if fixes:
+        program = _fixed(program, *(len(jax.tree.leaves(part)) for part in made))
     count = len(jax.tree.leaves(theta))
     of_x = [v for v in program.inputs[count:] if jnp.issubdtype(v.dtype, jnp.floating)]
     by_theta, by_x = set(program.inputs[:count]), set(of_x)
@@ -65,6 +75,15 @@ def moving_jumps(
     _follow(program, by_x)
     _refuse_unknown(program, by_theta)
     return jumps(program, by_theta, by_x)
+
+
+def _fixed(program: Program, num_results: int, num_fixed: int) -> Program:
+    """The program of the first outputs, given those after them."""
+    results, fixed = program.outputs[:num_results], program.outputs[num_results:]
+    assert len(fixed) == num_fixed
+    given = {atom for atom in fixed if isinstance(atom, Variable)} - set(program.inputs)
+    equations = tuple(one for one in program.equations if not given.issuperset(one.outputs))
+    return Program((*program.inputs, *given), equations, results)
 
 
 def jumps(
@@ -214,7 +233,7 @@ class _Walk:
         if search is None or any(other is not search for other in others):
             return None
         same = self.facts.number(search.inputs[0]) == self.facts.number(array)
-        return search if same and len(shape_of(array)) == 1 else None
+        return search if same and len(array.shape) == 1 else None
 
     def _searched(self, atom: Atom) -> Equation | None:
         """The search whose results an array of places holds, rearranged at most."""

@@ -8,6 +8,7 @@ step to the other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,12 +17,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._lowering import compat
-from .._lowering.program import Atom, Cond, Constant, Equation, Variable
-from . import terms
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Variable
+from . import matrices, terms
 from .algebra import Algebra
-from .facts import Facts, dtype_of, is_complex, is_inexact, shape_of
-from .terms import Condition, Term
+from .bounds import DECIDED, of_function
+from .facts import Facts, is_complex, is_inexact
+from .interval import ANY, Interval
+from .places import MOVE_ENTRIES
+from .terms import Condition, Term, TooLarge
 
 # Where an entry of an array is: on each axis a number, or `offset + stride · label`.
 Index = tuple[Any, ...]
@@ -29,7 +33,7 @@ Open = Mapping[Equation, bool]
 
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 # Further back, and with more entries than this, a value is an unknown of its own.
-_DEEPEST, _MOST_ENTRIES = 60, 500
+_DEEPEST, _MOST_ENTRIES = 60, 2000
 _SAME_VALUE = {"copy", "copy_p", "name", "optimization_barrier", "pvary", "reduce_precision"} | {
     *("stop_gradient", "device_put")
 }
@@ -56,16 +60,18 @@ class Builder:
         self.facts, self.algebra, self._opens = facts, Algebra(), opens
         self._terms: dict[tuple[Atom, Index], Term] = {}
         self._truths: dict[tuple[Atom, Index], Condition] = {}
+        self._intervals: dict[terms.Atom, Interval] = {}
         self._depth, self._num_entries = 0, 0
+        self._roots: dict[Atom, Atom | None] = {}
+        facts.bounds.is_definite = lambda matrix: self.root(matrix) is not None
         # The comparisons that were made into conditions, by the term that is compared with 0.
         self.origins: dict[Term, set[Equation]] = {}
         # Remainders `rem(u, m)` by a number m.
         self.remainders: dict[terms.Atom, Equation] = {}
 
-    def entry(self, variable: Variable) -> Term:
-        """An entry of an array, its place unknown."""
-        self._num_entries = 0
-        return self.term(variable, anywhere(variable.shape))
+    def begin(self) -> None:
+        """To be called before a proof: each may take so much work and no more."""
+        self._num_entries, self.algebra.work = 0, 0
 
     def term(self, atom: Atom, index: Index) -> Term:
         atom = self.facts.resolve(atom)
@@ -100,7 +106,37 @@ class Builder:
         kind = "value" if variable in self.facts.defined_by else "input"
         key: Hashable = (kind, self.facts.number(variable), index)
         steps = frozenset(self._opens.get(variable, ()))
-        return self.algebra.unknown(Jumping(key, steps) if steps else key)
+        atom = self.algebra.atom("unknown", Jumping(key, steps) if steps else key)
+        self._intervals[atom] = self.facts.bounds.of(variable)
+        return self.algebra.of(atom)
+
+    def interval(self, term: Term) -> Interval:
+        """The interval in which a term lies, for all finite inputs."""
+        total = Interval(0.0, 0.0)
+        for monomial, coefficient in term.monomials:
+            part = Interval(coefficient, coefficient)
+            for atom, exponent in monomial:
+                part = part * self._interval_of(atom).power(exponent)
+            total = total + part
+        return total
+
+    def _interval_of(self, atom: terms.Atom) -> Interval:
+        if atom not in self._intervals:
+            parts = [part for part in atom.arguments if isinstance(part, Term)]
+            inside = map(self.interval, parts)
+            if atom.kind == "if":
+                self._intervals[atom] = functools.reduce(Interval.hull, inside)
+            elif len(parts) == len(atom.arguments):
+                self._intervals[atom] = of_function(atom.kind, inside)
+            else:
+                self._intervals[atom] = ANY
+        return self._intervals[atom]
+
+    def root(self, matrix: Atom) -> Atom | None:
+        """The Cholesky factor of a matrix, if it is known (`matrices.root_of`)."""
+        if matrix not in self._roots:
+            self._roots[matrix] = matrices.root_of(self, matrix)
+        return self._roots[matrix]
 
     def _made(self, variable: Variable, index: Index) -> Term:
         equation = self.facts.defined_by.get(variable)
@@ -116,7 +152,12 @@ class Builder:
             return self.term(equation.inputs[0], place)
         rule = _RULES.get(equation.primitive)
         if rule is not None and _is_arithmetic(equation):
-            made = rule(self, equation, index)
+            try:
+                made = rule(self, equation, index)
+            except TooLarge:
+                if self.algebra.is_exhausted:
+                    raise
+                made = None
             if made is not None:
                 return made
         if equation.primitive in _FUNCTIONS and is_inexact(variable):
@@ -135,10 +176,13 @@ class Builder:
     def _chosen(
         self, which: Atom, place: Index, cases: Sequence[tuple[Atom, Index]]
     ) -> Term | None:
-        """The case of a number; `None` if it is not known what the number is made of."""
+        """The case of a number; `None` if the cases differ and it is not known what the number is
+        made of.
+        """
         conditions = self._is_number(which, place, len(cases))
         if conditions is None:
-            return None
+            first, *others = (self.term(*case) for case in cases)
+            return first if all(other == first for other in others) else None
         *others, last = cases
         chosen = self.term(*last)
         for condition, case in zip(reversed(conditions[:-1]), reversed(others), strict=True):
@@ -157,11 +201,11 @@ class Builder:
             return self._is_number(equation.inputs[1], index, count)
         if equation.primitive == "convert_element_type":
             (operand,) = equation.inputs
-            if dtype_of(operand) == jnp.bool_ and count == 2:
+            if operand.dtype == jnp.bool_ and count == 2:
                 truth = self.truth(operand, index)
                 return [self.algebra.logic("not", truth), truth]
             return None if is_inexact(operand) else self._is_number(operand, index, count)
-        if equation.primitive == "argmax" and shape_of(equation.inputs[0]) == (count,):
+        if equation.primitive == "argmax" and equation.inputs[0].shape == (count,):
             return self._first_or_last(equation.inputs[0], count)
         return None
 
@@ -176,7 +220,7 @@ class Builder:
             if made is None or made.primitive != "convert_element_type":
                 return None
             array = made.inputs[0]
-        if dtype_of(array) != jnp.bool_:
+        if array.dtype != jnp.bool_:
             return None
         truths = [self.truth(array, (entry,)) for entry in range(count)]
         conditions, rest = [], terms.TRUE
@@ -215,7 +259,7 @@ class Builder:
             if name in ("and", "or", "not", "xor"):
                 parts = [self.truth(atom, _entry_of(atom, index)) for atom in inputs]
                 return self.algebra.logic(name, *parts)
-            if name in ("eq", "ne") and dtype_of(inputs[0]) == jnp.bool_:
+            if name in ("eq", "ne") and inputs[0].dtype == jnp.bool_:
                 parts = [self.truth(atom, _entry_of(atom, index)) for atom in inputs]
                 differ = self.algebra.logic("xor", *parts)
                 return differ if name == "ne" else self.algebra.logic("not", differ)
@@ -236,9 +280,16 @@ class Builder:
             # A value that may stop being a number: not even `x == x` is known.
             key = ("comparison", self.facts.number(equation.outputs[0]), index)
             return Condition("unknown", (Jumping(key, frozenset({equation})),))
+        left, right = equation.inputs
+        if left is right and not self.facts.bounds.is_steady(left, finite=True):
+            # The same wherever random values lie, but NaN at some theta.
+            return Condition("unknown", (("comparison", self.facts.number(left), index),))
         difference = self.algebra.subtract(*self._operands(equation, index))
         condition = self.algebra.compare(equation.primitive, difference)
         if condition.kind != "known":
+            decided = DECIDED[equation.primitive](self.interval(difference), Interval(0.0, 0.0))
+            if decided is not None:
+                return terms.known(decided)
             self.origins.setdefault(condition.parts[0], set()).add(equation)  # pyright: ignore
         return condition
 
@@ -258,7 +309,7 @@ def anywhere(shape: Sequence[int]) -> Index:
 
 def _entry_of(atom: Atom, index: Index) -> Index:
     """Operands of an elementwise operation have its shape, no axes, or axes of length one."""
-    shape = shape_of(atom)
+    shape = atom.shape
     return tuple(0 if size == 1 else place for size, place in zip(shape, index, strict=bool(shape)))
 
 
@@ -269,7 +320,7 @@ def _moved_index(equation: Equation, index: Index) -> Index | None:
         return index
     if name == "expand_dims" or not equation.inputs:
         return None
-    shape = shape_of(equation.inputs[0])
+    shape = equation.inputs[0].shape
     moved = compat.moved_entry(equation, index)
     if moved is not None:
         return tuple(0 if size == 1 else place for size, place in zip(shape, moved, strict=True))
@@ -299,7 +350,7 @@ def _select(builder: Builder, equation: Equation, index: Index) -> Term | None:
     which, *cases = equation.inputs
     entries = [(case, _entry_of(case, index)) for case in cases]
     place = _entry_of(which, index)
-    if dtype_of(which) != jnp.bool_:
+    if which.dtype != jnp.bool_:
         return builder._chosen(which, place, entries)
     condition = builder.truth(which, place)
     if condition.kind == "known":
@@ -310,7 +361,7 @@ def _select(builder: Builder, equation: Equation, index: Index) -> Term | None:
 
 def _convert(builder: Builder, equation: Equation, index: Index) -> Term | None:
     (operand,) = equation.inputs
-    if dtype_of(operand) == jnp.bool_:
+    if operand.dtype == jnp.bool_:
         return builder.algebra.choose(builder.truth(operand, index), terms.ONE, terms.ZERO)
     if is_inexact(operand) and not is_inexact(equation.outputs[0]):
         return None
@@ -392,24 +443,52 @@ def _part(equation: Equation, index: Index) -> tuple[Atom, Index] | None:
     if equation.primitive == "stack":
         return equation.inputs[place], (*index[:axis], *rest)
     for part in equation.inputs:
-        length = shape_of(part)[axis]
+        length = part.shape[axis]
         if place < length:
             return part, (*index[:axis], place, *rest)
         place -= length
     return None
 
 
+def _sources(builder: Builder, equation: Equation, index: Index) -> Term | None:
+    """The entries that are put at a place."""
+    found = builder.facts.places.sources(equation) if _is_one_place(index) else None
+    if found is None:
+        return None
+    entries = [
+        (atom, np.unravel_index(source[index], atom.shape))
+        for atom, source in found
+        if source[index] >= 0
+    ]
+    return builder.algebra.add(*(builder.term(a, tuple(map(int, at))) for a, at in entries))
+
+
+def _running_product(builder: Builder, equation: Equation, index: Index) -> Term | None:
+    axis, is_reversed = compat.running_axis(equation)
+    place, length = index[axis], equation.outputs[0].shape[axis]
+    if not isinstance(place, int) or length > matrices.LONGEST:
+        return None
+    entries = range(place, length) if is_reversed else range(place + 1)
+    at = lambda entry: (*index[:axis], entry, *index[axis + 1 :])
+    algebra, operand = builder.algebra, equation.inputs[0]
+    factors = [algebra.function("factor", builder.term(operand, at(entry))) for entry in entries]
+    return functools.reduce(algebra.multiply, factors)
+
+
+def _is_one_place(index: Index) -> bool:
+    return all(isinstance(place, int) for place in index)
+
+
 def _sum(builder: Builder, equation: Equation, index: Index) -> Term | None:
     """Of few entries."""
     (operand,) = equation.inputs
-    shape, axes = shape_of(operand), compat.reduced_axes(equation)
-    if math.prod(shape[axis] for axis in axes) > 8:
+    shape, axes = operand.shape, compat.reduced_axes(equation)
+    if math.prod(shape[axis] for axis in axes) > matrices.LONGEST:
         return None
     kept = iter(index)
     places = [range(size) if axis in axes else (next(kept),) for axis, size in enumerate(shape)]
-    return builder.algebra.add(
-        *(builder.term(operand, entry) for entry in itertools.product(*places))
-    )
+    entries = (builder.term(operand, entry) for entry in itertools.product(*places))
+    return builder.algebra.multiplied_out(builder.algebra.add(*entries))
 
 
 def _log1p(algebra: Algebra, term: Term) -> Term:
@@ -422,14 +501,18 @@ def _logistic(algebra: Algebra, term: Term) -> Term:
 
 
 _RULES: dict[str, Rule] = {
+    **dict.fromkeys(MOVE_ENTRIES, _sources),
     "abs": _elementwise(lambda algebra, a: algebra.function("abs", a)),
     "add": _elementwise(Algebra.add),
     "add_any": _elementwise(Algebra.add),
     "atan2": _angle,
+    "cholesky": matrices.cholesky,
     "clamp": _clamp,
     "concatenate": _joined,
     "convert_element_type": _convert,
+    "cumprod": _running_product,
     "div": _elementwise(Algebra.divide),
+    "dot_general": matrices.product,
     "erfc": _elementwise(
         lambda algebra, a: algebra.subtract(terms.ONE, algebra.function("erf", a))
     ),

@@ -10,9 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._lowering import compat
-from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
 from .bounds import Bounds
+from .places import Places
 
 
 class Facts:
@@ -29,7 +30,10 @@ class Facts:
         self._numbers: dict[Atom, int] = {}
         self._numbered: dict[Hashable, int] = {}
         self._enter(program)
-        self.bounds = Bounds(self.defined_by, self.aliases, self.random, self.body_output)
+        self.places = Places(self.resolve, self.defined_by)
+        self.bounds = Bounds(
+            self.defined_by, self.aliases, self.random, self.body_output, self.places
+        )
         self._analytic: dict[Atom, bool] = {}
 
     def _enter(self, program: Program) -> None:
@@ -164,19 +168,11 @@ class Facts:
 
 
 def is_inexact(atom: Atom) -> bool:
-    return jnp.issubdtype(dtype_of(atom), jnp.inexact)
+    return jnp.issubdtype(atom.dtype, jnp.inexact)
 
 
 def is_complex(atom: Atom) -> bool:
-    return jnp.issubdtype(dtype_of(atom), jnp.complexfloating)
-
-
-def dtype_of(atom: Atom) -> Any:
-    return atom.dtype if isinstance(atom, Variable) else jnp.result_type(atom.value)
-
-
-def shape_of(atom: Atom) -> tuple[int, ...]:
-    return atom.shape if isinstance(atom, Variable) else np.shape(atom.value)
+    return jnp.issubdtype(atom.dtype, jnp.complexfloating)
 
 
 # Between which numbers a function with other branches, or singular ends, is one analytic function.
@@ -196,39 +192,12 @@ ANALYTIC = {
     *("convert_element_type", "copy", "copy_p", "cos", "cosh", "cumlogsumexp", "cumprod", "cumsum"),
     *("custom_linear_solve", "digamma", "div", "dot_general", "dynamic_slice", "erf", "erf_inv"),
     *("erfc", "exp", "exp2", "expand_dims", "expm1", "fft", "gather", "igamma", "igammac", "imag"),
-    *(
-        "integer_pow",
-        "lgamma",
-        "log",
-        "log1p",
-        "log2",
-        "logistic",
-        "mul",
-        "name",
-        "neg",
-        "polynomial",
-    ),
-    *(
-        "optimization_barrier",
-        "pad",
-        "polygamma",
-        "pow",
-        "random_gamma",
-        "real",
-        "reduce_precision",
-    ),
+    *("integer_pow", "lgamma", "log", "log1p", "log2", "logistic", "mul", "name", "neg"),
+    "polynomial",
+    *("optimization_barrier", "pad", "polygamma", "pow", "random_gamma", "real"),
+    "reduce_precision",
     *("reduce_prod", "reduce_sum", "regularized_incomplete_beta", "reshape", "rev", "rsqrt", "sin"),
-    *(
-        "sinh",
-        "slice",
-        "split",
-        "sqrt",
-        "square",
-        "squeeze",
-        "stack",
-        "stop_gradient",
-        "sub",
-        "tan",
-    ),
+    *("sinh", "slice", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub"),
+    "tan",
     *("tanh", "tile", "transpose", "triangular_solve", "unstack", "pvary"),
 }

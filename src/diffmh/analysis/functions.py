@@ -133,6 +133,8 @@ SIMPLIFIED: dict[str, Callable[..., Term | None]] = {
     "atan": _odd("atan"),
     "erf": _odd("erf"),
     "exp": _exp,
+    # Of a product that is not multiplied out, as that may have too many monomials.
+    "factor": lambda algebra, term: term if len(term.monomials) < 2 else None,
     "inverse": lambda algebra, term: algebra.reciprocal(term),
     "log": _log,
     "max": _max,

@@ -96,6 +96,12 @@ class Interval(NamedTuple):
         high, is_open = max((-self.low, not self.low_open), (self.high, not self.high_open))
         return Interval(0.0, high, False, not is_open)
 
+    def power(self, exponent: int) -> Interval:
+        if exponent < 0:
+            return self.reciprocal.power(-exponent)
+        base = self.magnitude if exponent % 2 == 0 else self
+        return base.increasing(lambda end: np.power(end, exponent))
+
     @property
     def reciprocal(self) -> Interval:
         if not (self.is_positive or self.is_negative):

@@ -8,20 +8,24 @@ found equal is equal whatever the data are.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from .._lowering.program import Equation, Variable
+from ..jaxprs.program import Equation, Variable
 from . import terms
 from .algebra import Algebra
-from .entries import COMPARISONS, Builder, Jumping, Open, anywhere, is_complex
+from .entries import COMPARISONS, Builder, Index, Jumping, Open, anywhere, is_complex
 from .facts import Facts
 from .terms import Condition, Singular, Term, TooLarge
 
 # Functions within functions that are inverted to find where a comparison steps.
 _DEEPEST_SOLUTION = 6
+# Of a larger array the entries are not compared one by one.
+_MOST_COMPARED = 64
 
 
 class Prover:
@@ -41,8 +45,16 @@ class Prover:
         (output,) = comparison.outputs
         if any(map(is_complex, comparison.inputs)):
             return False
+        entries = itertools.product(*map(range, output.shape))
+        few = math.prod(output.shape) <= _MOST_COMPARED
+        return self._is_known(output, anywhere(output.shape)) or (
+            few and all(self._is_known(output, entry) for entry in entries)
+        )
+
+    def _is_known(self, truth: Variable, index: Index) -> bool:
+        self._builder.begin()
         try:
-            return self._builder.truth(output, anywhere(output.shape)).kind == "known"
+            return self._builder.truth(truth, index).kind == "known"
         except (TooLarge, Singular):
             return False
 
@@ -57,9 +69,9 @@ class Prover:
         # A difference beyond rounding is a jump, however small.
         rounding = 8 * float(jnp.finfo(variable.dtype).eps) if _is_real(variable) else 0.0
         precision = min(rounding, 1e-6)
-        self._builder.algebra.work = 0
+        self._builder.begin()
         try:
-            term = self._builder.entry(variable)
+            term = self._builder.term(variable, anywhere(variable.shape))
         except (TooLarge, Singular):
             return dict(steps)
         hidden = {step for key in _jumping(term) for step in key.steps}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._lowering import compat
-from .._lowering.program import Atom, Constant, Equation, Variable
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Constant, Equation, Variable
 from .bounds import MOVES_VALUES
-from .facts import ANALYTIC, Facts, is_complex, is_inexact, shape_of
+from .facts import ANALYTIC, Facts, is_complex, is_inexact
 
 ORDERS = frozenset({"ge", "gt", "le", "le_to", "lt", "lt_to"})
 EQUALITIES = frozenset({"eq", "eq_to", "ne"})
@@ -162,19 +162,8 @@ def is_off_zero(facts: Facts, atom: Atom) -> bool:
 
 
 _ONE_TO_ONE = {"abs", "square", "integer_pow", "neg", "exp", "expm1", "tanh", "logistic", "erf"} | {
-    *(
-        "asinh",
-        "atan",
-        "cbrt",
-        "erf_inv",
-        "sinh",
-        "sqrt",
-        "log",
-        "log1p",
-        "copy",
-        "transpose",
-        "rev",
-    )
+    *("asinh", "atan", "cbrt", "erf_inv", "sinh", "sqrt", "log", "log1p", "copy", "transpose"),
+    "rev",
 }
 
 
@@ -192,7 +181,7 @@ def _are_independent(facts: Facts, atom: Atom) -> bool:
     if name in _ONE_TO_ONE or name == "convert_element_type":
         return is_inexact(inputs[0]) and _are_independent(facts, inputs[0])
     if name in ("reshape", "squeeze", "expand_dims") or (
-        name == "broadcast_in_dim" and np.prod(shape_of(inputs[0])) == np.prod(atom.shape)
+        name == "broadcast_in_dim" and np.prod(inputs[0].shape) == np.prod(atom.shape)
     ):
         return _are_independent(facts, inputs[0])
     if name in ("add", "sub", "mul", "div", "max"):
@@ -214,7 +203,7 @@ def _is_one_to_one(facts: Facts, equation: Equation) -> bool:
         if not _are_independent(facts, one) or (equation.primitive == "div" and one is b):
             continue
         if equation.primitive in ("mul", "div"):
-            scalar = shape_of(other) == () and other not in facts.random
+            scalar = other.shape == () and other not in facts.random
             if scalar or not facts.bounds.of(other).contains(0):
                 return True
             if equation.primitive == "div" and other not in facts.random:
@@ -225,9 +214,9 @@ def _is_one_to_one(facts: Facts, equation: Equation) -> bool:
 
 
 def _is_the_same_everywhere(facts: Facts, atom: Atom) -> bool:
-    if np.prod(shape_of(atom)) == 1:
+    if np.prod(atom.shape) == 1:
         return True
     equation = facts.definition(atom)
     if equation is None or equation.primitive != "broadcast_in_dim":
         return False
-    return np.prod(shape_of(equation.inputs[0])) == 1
+    return np.prod(equation.inputs[0].shape) == 1

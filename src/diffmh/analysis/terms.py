@@ -112,13 +112,6 @@ class Condition:
     def contains(self, atom: Atom) -> bool:
         return any(isinstance(p, Term | Condition) and p.contains(atom) for p in self.parts)
 
-    def comparisons(self) -> Iterator[Condition]:
-        if self.kind in COMPARED:
-            yield self
-        for part in self.parts:
-            if isinstance(part, Condition):
-                yield from part.comparisons()
-
 
 COMPARED: dict[str, Callable[[float], bool]] = {
     "lt": lambda d: d < 0,

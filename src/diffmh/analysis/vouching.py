@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
-from .._lowering import compat
-from .._validate import Checked
+from ..base.validate import Checked
+from ..jaxprs import compat
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from .coupling import coupling_noise as coupling_noise
 from .coupling import draw_one as draw_one
 from .default import best_coupling as best_coupling
 from .default import refuse_mismatch as refuse_mismatch
+from .default import suitable as suitable
 from .gradient import GradientCommonRandomNumbers as GradientCommonRandomNumbers
 from .gradient import GradientReflection as GradientReflection
 from .maximal import Maximal as Maximal

@@ -9,8 +9,9 @@ from abc import abstractmethod
 import jax
 from jaxtyping import Array, Key, PyTree
 
-from .. import _trees, _validate
-from ..proposals import Coupling, On, Proposal, proposal_noise
+from .. import proposals
+from ..base import trees, validate
+from ..proposals import Coupling, Proposal
 
 # `propose` may be handed the very key that drew `x_new`. What a coupling draws itself comes from
 # that key folded with this number, a counter that no proposal's own draws reach.
@@ -42,29 +43,27 @@ class NoiseCoupling(Coupling):
         """Draws `y_new`. The same key may have drawn `x_new`; for `CommonRandomNumbers` it must
         have.
         """
-        first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-        primal_noise = first(proposal_noise(proposal, key, x, 1))
-        noise = first(coupling_noise(self, proposal, key, x, 1))
+        primal_noise = proposals.draw_one(proposal, key, x)
+        noise = draw_one(self, proposal, key, x)
         return couple(self, proposal, x, x_new, y, primal_noise, noise)
 
 
 def coupling_noise(
     coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int
 ) -> PyTree:
-    """The coupling's own randomness for `num_steps` steps: noise where it has it apart, else a
-    key for each.
+    """The coupling's own randomness for `num_steps` steps: its noise for a `NoiseCoupling`, else
+    a key for each.
     """
-    if isinstance(proposal, On):
-        return coupling_noise(coupling, proposal.proposal, key, proposal.form(x), num_steps)
     own = jax.random.fold_in(key, _OWN)
     if isinstance(coupling, NoiseCoupling):
-        return coupling.noise(own, proposal, x, num_steps)
+        part = jax.eval_shape(proposal.moved_part, x)
+        return coupling.noise(own, proposal.part_proposal, part, num_steps)
     return jax.random.split(own, num_steps)
 
 
 def draw_one(coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
     """One step's worth of `coupling_noise`."""
-    return jax.tree.map(lambda leaf: leaf[0], coupling_noise(coupling, proposal, key, x, 1))
+    return trees.take(coupling_noise(coupling, proposal, key, x, 1), 0)
 
 
 def couple(
@@ -79,15 +78,12 @@ def couple(
     """`y_new`, from the primal's noise and one step's worth of `coupling_noise`; faithful
     whatever the coupling.
     """
-    if isinstance(proposal, On):
-        part = proposal.where
-        return proposal.replace(
-            y,
-            couple(coupling, proposal.proposal, part(x), part(x_new), part(y), primal_noise, noise),
-        )
+    part = proposal.part_proposal
+    x, x_new, y_part = map(proposal.moved_part, (x, x_new, y))
     if isinstance(coupling, NoiseCoupling):
-        y_new = coupling.couple(proposal, x, x_new, y, primal_noise, noise)
+        y_new = coupling.couple(part, x, x_new, y_part, primal_noise, noise)
     else:
-        y_new = coupling.propose(noise, proposal, x, x_new, y)
-    _validate.same_form(y_new, y, f"what `{type(coupling).__name__}` proposes")
-    return _trees.select(_trees.equal(x, y), x_new, y_new)
+        y_new = coupling.propose(noise, part, x, x_new, y_part)
+    validate.same_form(y_new, y_part, f"what `{type(coupling).__name__}` proposes")
+    # Faithful: chains whose parts have met propose the same, whatever rounding made of y'.
+    return proposal.with_moved_part(y, trees.select(trees.equal(x, y_part), x_new, y_new))

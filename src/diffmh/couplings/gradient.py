@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .. import _trees, _validate
-from .._validate import Checked
+from ..base import trees, validate
+from ..base.validate import Checked
 from ..proposals import GaussianProposal
 from .coupling import NoiseCoupling
 
 
 class GradientCoupling(NoiseCoupling):
-    """What steers Gaussian steps by a gradient and draws one normal number for each."""
+    """A coupling that steers Gaussian steps by a gradient and draws a normal number for each."""
 
     gradient: Callable[[PyTree], PyTree]
 
     def __init__(self, gradient: Checked[Callable[[PyTree], PyTree]]):
-        self.gradient = _validate.function(
+        self.gradient = validate.function(
             gradient, f"{type(self).__name__}(gradient)", "gradient", "state -> its gradient"
         )
 
@@ -87,9 +87,9 @@ class GradientReflection(GradientCoupling):
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
         assert isinstance(proposal, GaussianProposal)
         shared, rest = _split(self.gradient, proposal, x, x_new, noise)
-        apart = proposal.whiten(_trees.subtract(proposal.mean(y), proposal.mean(x)))
-        distance = _trees.dot(apart, apart)
-        along = _trees.dot(apart, rest) / jnp.where(distance > 0, distance, 1.0)
+        apart = proposal.whiten(trees.subtract(proposal.mean(y), proposal.mean(x)))
+        distance = trees.dot(apart, apart)
+        along = trees.dot(apart, rest) / jnp.where(distance > 0, distance, 1.0)
         mirrored = _moved(rest, -2 * along, apart)
         return _joined(self.gradient, proposal, y, shared, mirrored)
 
@@ -98,30 +98,33 @@ def _split(
     gradient, proposal: GaussianProposal, x: PyTree, x_new: PyTree, fresh: Array
 ) -> tuple[Array, PyTree]:
     """`n_x·z`, and `w`: z with the fresh number in its place. Independent and standard normal."""
-    z = proposal.whiten(_trees.subtract(x_new, proposal.mean(x)))
+    z = proposal.whiten(trees.subtract(x_new, proposal.mean(x)))
     along = _direction(gradient, proposal, x)
-    shared = _trees.dot(along, z)
+    shared = trees.dot(along, z)
     return shared, _moved(z, fresh - shared, along)
 
 
 def _joined(gradient, proposal: GaussianProposal, y: PyTree, shared: Array, rest: PyTree) -> PyTree:
     """`y'`, whose component along y's own gradient is the shared one."""
     along = _direction(gradient, proposal, y)
-    z = _moved(rest, shared - _trees.dot(along, rest), along)
-    return _trees.add(proposal.mean(y), proposal.colour(z))
+    z = _moved(rest, shared - trees.dot(along, rest), along)
+    return trees.add(proposal.mean(y), proposal.colour(z))
 
 
 def _direction(gradient, proposal: GaussianProposal, x: PyTree) -> PyTree:
     """`Lᵀ∇ / ‖Lᵀ∇‖`; where the gradient is 0 or not finite, any other direction will do."""
     slope = gradient(x)
-    _validate.same_form(slope, x, "what `gradient` returns")
+    validate.same_form(slope, x, "what `gradient` returns")
     pulled = proposal.pull(slope)
     # Scaled first, so that the square of a large or a small gradient stays in range.
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(pulled)]))
     steers = jnp.isfinite(largest) & (largest > 0)
-    scaled = lambda leaf: jnp.where(steers, leaf / largest, jnp.ones_like(leaf))
+
+    def scaled(leaf):
+        return jnp.where(steers, leaf / largest, jnp.ones_like(leaf))
+
     pulled = jax.tree.map(scaled, pulled)
-    length = jnp.sqrt(_trees.dot(pulled, pulled))
+    length = jnp.sqrt(trees.dot(pulled, pulled))
     return jax.tree.map(lambda leaf: leaf / length, pulled)
 
 

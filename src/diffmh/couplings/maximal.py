@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .. import _trees
-from .._inversion import index_from_uniform
+from ..base import trees
+from ..base.inversion import index_from_uniform
 from ..proposals import FiniteProposal, Proposal
 from .coupling import NoiseCoupling
 
@@ -59,7 +59,7 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
 
     # Chains that have met keep x' whatever rounding says: the residual is empty, and the loop would
     # never end.
-    keep = covered(log_ratio(x_new, x, y), key_keep) | _trees.equal(x, y)
+    keep = covered(log_ratio(x_new, x, y), key_keep) | trees.equal(x, y)
 
     def try_again(carry):
         _, key, _, vain = carry
@@ -69,9 +69,9 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
         vain = jnp.where(ratio < 0, 0, vain + 1)
         return candidate, key, ~covered(ratio, key_accept), vain
 
-    y_new, *_ = jax.lax.while_loop(
-        lambda carry: ~carry[2] & (carry[3] < _VAIN_TRIES),
-        try_again,
-        (x_new, key_residual, keep, jnp.zeros((), int)),
-    )
-    return y_new
+    def unfinished(carry):
+        _, _, found, vain = carry
+        return ~found & (vain < _VAIN_TRIES)
+
+    start = (x_new, key_residual, keep, jnp.zeros((), int))
+    return jax.lax.while_loop(unfinished, try_again, start)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .. import _trees
+from ..base import trees
 from ..proposals import GaussianProposal
 from .coupling import NoiseCoupling
 
@@ -30,11 +30,12 @@ class MaximalReflection(NoiseCoupling):
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
         assert isinstance(proposal, GaussianProposal)
         mean_x, mean_y = proposal.mean(x), proposal.mean(y)
-        z = proposal.whiten(_trees.subtract(x_new, mean_x))
-        delta = proposal.whiten(_trees.subtract(mean_y, mean_x))
-        along, distance = _trees.dot(z, delta), _trees.dot(delta, delta)
+        z = proposal.whiten(trees.subtract(x_new, mean_x))
+        delta = proposal.whiten(trees.subtract(mean_y, mean_x))
+        along, distance = trees.dot(z, delta), trees.dot(delta, delta)
         keep = noise < jnp.exp(jnp.minimum(0.0, along - 0.5 * distance))
         # Where the chains have met, δ = 0, and `couple` takes x'.
         twice = 2 * along / jnp.where(distance > 0, distance, 1.0)
-        reflected = jax.tree.map(lambda z, delta: z - twice * delta, z, delta)
-        return _trees.select(keep, x_new, _trees.add(mean_y, proposal.colour(reflected)))
+        # Leaf by leaf in its own precision: the sums are in the widest.
+        reflected = jax.tree.map(lambda z, delta: (z - twice * delta).astype(z.dtype), z, delta)
+        return trees.select(keep, x_new, trees.add(mean_y, proposal.colour(reflected)))

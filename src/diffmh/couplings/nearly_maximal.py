@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .. import _trees, _validate
-from .._inversion import index_from_uniform
-from .._validate import Checked
+from ..base import trees, validate
+from ..base.inversion import index_from_uniform
+from ..base.validate import Checked
 from ..proposals import Proposal, move, proposal_noise
 from .coupling import NoiseCoupling
 
@@ -41,7 +41,7 @@ class NearlyMaximal(NoiseCoupling):
     num_candidates: int = eqx.field(static=True)
 
     def __init__(self, num_candidates: Checked[int] = 4):
-        self.num_candidates = _validate.count(
+        self.num_candidates = validate.count(
             num_candidates, "NearlyMaximal(num_candidates=...)", least=1
         )
 
@@ -81,7 +81,7 @@ def _choose(log_v: Float[Array, "n"], uniforms: Float[Array, "m"]) -> Array:
 
 def _pick(hot, among: PyTree) -> PyTree:
     """The state where `hot` is true, bit for bit."""
-    picked = jax.tree.map(lambda leaf: leaf[-1], among)
+    picked = trees.take(among, -1)
     for index in range(hot.shape[0] - 1):
-        picked = _trees.select(hot[index], jax.tree.map(lambda leaf: leaf[index], among), picked)
+        picked = trees.select(hot[index], trees.take(among, index), picked)
     return picked

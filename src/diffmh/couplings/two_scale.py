@@ -5,8 +5,8 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 
-from .. import _trees, _validate
-from .._validate import Checked
+from ..base import trees, validate
+from ..base.validate import Checked
 from ..proposals import GaussianProposal
 from .coupling import NoiseCoupling
 from .maximal_reflection import MaximalReflection
@@ -23,24 +23,24 @@ class TwoScale(NoiseCoupling):
 
     >>> import diffmh
     >>> diffmh.TwoScale(diffmh.CommonRandomNumbers(), distance=0.5)
-    TwoScale(far=CommonRandomNumbers(), near=MaximalReflection(), distance=0.5)
+    TwoScale(far=CommonRandomNumbers(), distance=0.5, near=MaximalReflection())
     """
 
     far: NoiseCoupling
-    near: NoiseCoupling
     distance: float = eqx.field(static=True)
+    near: NoiseCoupling
 
     def __init__(
         self,
         far: Checked[NoiseCoupling],
-        near: Checked[NoiseCoupling] | None = None,
         distance: Checked[float] = 1.0,
+        near: Checked[NoiseCoupling] | None = None,
     ):
-        where = "TwoScale(far, near, distance)"
-        self.far = _validate.instance(far, NoiseCoupling, where, "far")
+        where = "TwoScale(far, distance, near)"
+        self.far = validate.instance(far, NoiseCoupling, where, "far")
         chosen = MaximalReflection() if near is None else near
-        self.near = _validate.instance(chosen, NoiseCoupling, where, "near")
-        self.distance = _validate.number(distance, "TwoScale(distance=...)", above=0)
+        self.near = validate.instance(chosen, NoiseCoupling, where, "near")
+        self.distance = validate.number(distance, "TwoScale(distance=...)", above=0)
 
     def mismatch(self, proposal):
         if not isinstance(proposal, GaussianProposal):
@@ -60,5 +60,5 @@ class TwoScale(NoiseCoupling):
             for coupling, own in zip((self.far, self.near), noise, strict=True)
         )
         assert isinstance(proposal, GaussianProposal)
-        apart = proposal.whiten(_trees.subtract(proposal.mean(y), proposal.mean(x)))
-        return _trees.select(_trees.dot(apart, apart) < self.distance**2, near, far)
+        apart = proposal.whiten(trees.subtract(proposal.mean(y), proposal.mean(x)))
+        return trees.select(trees.dot(apart, apart) < self.distance**2, near, far)

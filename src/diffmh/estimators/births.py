@@ -6,7 +6,7 @@ between which the decision was, the number c as its weight, and the sum S of `c 
 over the samples since. A slot whose alternative has met the primal stays as it is until it is given
 away: an update closes at most one birth. What is closed is kept until the end of a block of steps;
 then `Σ_b S_b ∂ log odds_b` is read off at once, backward (one VJP of
-`Σ_b ⟨cotangent, S_b⟩ log odds_b`), forward (one JVP of all odds) or chain by chain (`readings`).
+`Σ_b ⟨cotangent, S_b⟩ log odds_b`), forward (one JVP of all odds) or chain by chain.
 The density is differentiated once for each birth that was kept, and nothing of the size of
 parameters × outputs exists unless it is asked for.
 """
@@ -21,11 +21,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .. import _trees, alternatives, values
-from ..alternatives import Alternatives, OwnNoise, Transition
-from ..kernel import Kernel, Update
-from .estimator import Estimator, Observation
-from .readings import (
+from ..base import trees
+from ..core import alternatives, values
+from ..core.alternatives import Alternatives, OwnNoise, Transition
+from ..core.estimator import Estimator, Observation, Problem
+from ..core.kernel import Kernel, Update
+from ..core.parameters import has_reverse_mode
+from .birth_readout import (
     Backward,
     Birth,
     Closed,
@@ -38,6 +40,7 @@ from .readings import (
     odds_of,
     same_odds,
 )
+from .birth_recorder import BirthRecorder, pulled, pushed
 
 
 class Open(eqx.Module):
@@ -77,9 +80,9 @@ class Births(Estimator):
         if unknown:
             raise ValueError(
                 "`StochasticDerivative(births=True)` follows decisions by the states between which"
-                f" they were, and `{type(unknown[0]).__name__}` does not say by its `flip_odds` how"
-                " their odds depend on theta; where the moves themselves depend on theta (a step"
-                " size, Langevin, Hamiltonian) it cannot. Use births=False."
+                f" they were, and `{unknown[0].name_in_messages}` does not say by its `flip_odds`"
+                " how their odds depend on theta; where the moves themselves depend on theta (a"
+                " step size, Langevin, Hamiltonian) it cannot. Use births=False."
             )
 
     def own_noise(self, update, key, x, num_steps):
@@ -89,7 +92,7 @@ class Births(Estimator):
         count, x, dtype = self.alternatives, at.state.x, at.parameters.dtype
         num_outputs = 1 if self.reading.knows_cotangent else at.value.primal.size
         value = at.value.primal.dtype
-        birth = Birth(_trees.repeat(x, count), _trees.repeat(x, count), jnp.zeros(count, int))
+        birth = Birth(trees.repeat(x, count), trees.repeat(x, count), jnp.zeros(count, int))
         total = jnp.zeros((count, self.reading.num_shares, num_outputs), value)
         # One update closes one birth at most; several may close each slot's once.
         num_closed = 1 if isinstance(at.kernel, Update) else count
@@ -116,13 +119,13 @@ class Births(Estimator):
             return dataclasses.replace(memory, slots=slots), events
         born, count = events.born, memory.total.shape[0]
         newborn = Birth(
-            _trees.repeat(at.step.after.x, count),
+            trees.repeat(at.step.after.x, count),
             slots.state.x,
             jnp.full(count, _kind(at, events.picked)),
         )
         memory = Open(
             slots,
-            _trees.select(born, newborn, memory.birth),
+            trees.select(born, newborn, memory.birth),
             jnp.where(born[:, None, None], 0.0, memory.total),
             _closed(memory, born),
             memory.cotangent,
@@ -156,11 +159,14 @@ class Births(Estimator):
             return self.reading.nothing(at)
         return self.reading.explicit(at) if self.explicit else None
 
-    def read(self, block):
-        return self.reading.read(block)
-
     def derivative(self, means, value):
         return means
+
+    def recorder(self, averages):
+        return BirthRecorder(averages, self)
+
+    def both_ways(self):
+        return pushed, pulled
 
 
 def _rates(at: Transition) -> Float[Array, "1 *C"]:
@@ -169,7 +175,7 @@ def _rates(at: Transition) -> Float[Array, "1 *C"]:
     if rates.size > 1:
         return rates
     other = alternatives.flipped(at, jnp.zeros((), int))
-    return jnp.where(_trees.equal(other.x, at.step.after.x), 0.0, rates)
+    return jnp.where(trees.equal(other.x, at.step.after.x), 0.0, rates)
 
 
 def _kind(at: Transition, candidate: Int[Array, ""] | None) -> Int[Array, ""]:
@@ -203,11 +209,11 @@ def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
     closing = born & jnp.any(memory.total != 0, axis=(1, 2))
     here, before = Closed(memory.birth, memory.total), memory.closed
     if before.total.shape[0] == closing.shape[0]:
-        return _trees.select(closing, here, before)
+        return trees.select(closing, here, before)
     # At most one closes. Written out: an index of its own for each chain is slow.
     for slot in range(closing.shape[0]):
         own = jax.tree.map(lambda leaf, slot=slot: leaf[slot][None], here)
-        before = _trees.select(closing[slot][None], own, before)
+        before = trees.select(closing[slot][None], own, before)
     return before
 
 
@@ -221,3 +227,24 @@ def births(kernel: Kernel, num_alternatives: int) -> Births | None:
     known = all(odds is not None for odds in here)
     steady = all(same_odds(odds, other) for odds, other in zip(here, again, strict=True))
     return Births(num_alternatives) if known and steady else None
+
+
+def readable(found: Births, problem: Problem, asked: bool | None) -> Births | None:
+    """The estimator for a problem, or `None` where births cannot be read, which is done backward.
+    Refused if births were asked for.
+    """
+    known = distinct_odds(problem.kernel)
+
+    def odds(theta, x):
+        return jnp.stack([odds(theta, x, x, *problem.args) for odds in known])
+
+    read = (odds, problem.f) if problem.f_depends_on_theta else (odds,)
+    if all(has_reverse_mode(function, problem.theta, problem.x) for function in read):
+        return dataclasses.replace(found, explicit=problem.f_depends_on_theta)
+    if asked:
+        raise ValueError(
+            "`StochasticDerivative(births=True)` differentiates `log_density` and `f` backward, and"
+            " a `while_loop`, or a `fori_loop` with traced bounds, has only a forward derivative:"
+            " use births=False, or `jax.lax.scan`."
+        )
+    return None

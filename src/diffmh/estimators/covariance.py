@@ -8,7 +8,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .estimator import Estimator, Observation
+from ..base.sums import mean_of_others
+from ..core.estimator import Estimator, Observation
 
 
 class Averages(eqx.Module):
@@ -40,11 +41,12 @@ class Covariance(Estimator):
     differentiates_steps: ClassVar[bool] = False
 
     def refuse(self, kernel, num_parameters, lag):
-        if any(update.target is not kernel.updates()[0].target for update in kernel.updates()):
+        if set(kernel.densities()) != {id(kernel.updates()[0].density_identity)}:
             raise ValueError(
                 "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
                 " that were put together have different ones: give each the same `log_density`"
-                " function, or use `StochasticDerivative()`."
+                " function, made once and not by a `Sweep` for each site; for an `Update` of your"
+                " own let `target` return what they share; or use `StochasticDerivative()`."
             )
         if lag:
             raise ValueError(
@@ -80,11 +82,7 @@ class Covariance(Estimator):
         num_chains = value.shape[-1]
         if num_chains == 1:
             return within + means.explicit
-
-        def others(mean):
-            return (jnp.sum(mean, axis=-1, keepdims=True) - mean) / (num_chains - 1)
-
-        apart = lambda mean: mean - others(mean)
+        apart = lambda mean: mean - mean_of_others(mean)
         score = means.score + means.origin
         between = (1 - 1 / num_chains) * apart(score)[:, None, :] * apart(value)[None]
         return within + between + means.explicit

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
-from .. import _validate, alternatives
-from ..alternatives import Transition
-from ..decisions import Decision
-from ..kernel import met
-from .estimator import Estimator
+from ..base import validate
+from ..base.sums import mean_of_others
+from ..core import alternatives
+from ..core.alternatives import Transition
+from ..core.decisions import Decision
+from ..core.estimator import Estimator
+from ..core.kernel import met
 
 
 def _num_ties(at: Transition, number: int, decision: Decision) -> Int[Array, ""] | int:
@@ -85,8 +87,8 @@ class Score(Estimator):
             )
         self.baseline = baseline
         if baseline is not None and not isinstance(baseline, str):
-            self.baseline = _validate.real_arrays(baseline, "Score(baseline=...)")
-            _validate.require(_validate.finite(self.baseline, "Score(baseline=...)"))
+            self.baseline = validate.real_arrays(baseline, "Score(baseline=...)")
+            validate.require(validate.finite(self.baseline, "Score(baseline=...)"))
 
     def start(self, at):
         count = jnp.zeros((), int)
@@ -109,12 +111,11 @@ class Score(Estimator):
         if self.baseline is None:
             return means.weighted
         if isinstance(self.baseline, str):
-            num_chains = value.shape[-1]
-            if num_chains < 2:
+            if value.shape[-1] < 2:
                 raise ValueError(
                     "`Score(baseline='other chains')` needs `num_chains` of at least 2, got 1."
                 )
-            baseline = (jnp.sum(value, axis=-1, keepdims=True) - value) / (num_chains - 1)
+            baseline = mean_of_others(value)
         else:
             flat = ravel_pytree(self.baseline)[0].astype(value.dtype)
             if flat.size not in (1, value.shape[0]):

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .. import _validate, alternatives, controls
-from .._validate import Checked
-from ..alternatives import Alternatives, OwnNoise, Transition
-from ..controls import Averages, Controlled
-from ..decisions import Weights
-from . import births
-from .estimator import Estimator
+from ..base import validate
+from ..base.validate import Checked
+from ..core import alternatives
+from ..core.alternatives import Alternatives, OwnNoise, Transition
+from ..core.decisions import Weights
+from ..core.estimator import Estimator
+from . import births, controls
+from .controls import Averages, Controlled
 
 # Above so many parameters births are followed instead of weights (`docs/benchmarks.md`).
 MANY_PARAMETERS = 64
@@ -39,8 +40,9 @@ class StochasticDerivative(Estimator):
     - `control`: control variates, `None` for none, `"f"` for those of f itself, or a function
       `g(theta, x, *args)` whose value has f's form, at best near the solution of `g − Pg = f − πf`.
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
-      the estimate unbiased: `diffmh.controls`. It takes at least 4 chains to have an effect, and
-      refuses `lag`.
+      the estimate unbiased: `diffmh.controls`. It takes at least 5 chains to have an effect, and
+      has less where a few chains bear the sums, or where their mean is far from zero. Refuses
+      `lag`.
     - `births`: whether alternatives are followed by their births, with numbers for weights, and the
       density is differentiated once for each birth that is kept instead of at each step
       (`docs/benchmarks.md`): for very many parameters or outputs. `None`: above 64 parameters,
@@ -65,9 +67,9 @@ class StochasticDerivative(Estimator):
         control: Checked[Literal["f"] | Callable[..., PyTree]] | None = None,
         births: Checked[bool] | None = None,
     ):
-        _validate.choice(weights, "StochasticDerivative(weights=...)", ("two-sided", "one-sided"))
+        validate.choice(weights, "StochasticDerivative(weights=...)", ("two-sided", "one-sided"))
         self.weights = weights
-        self.alternatives = _validate.count(alternatives, "StochasticDerivative(alternatives=...)")
+        self.alternatives = validate.count(alternatives, "StochasticDerivative(alternatives=...)")
         # Arrays, which compare entry by entry, are not words.
         if not (control is None or callable(control) or repr(control) == repr("f")):
             raise ValueError(
@@ -76,7 +78,7 @@ class StochasticDerivative(Estimator):
             )
         self.control = control
         if births is not None:
-            births = _validate.flag(births, "StochasticDerivative(births=...)")
+            births = validate.flag(births, "StochasticDerivative(births=...)")
         if births and (weights != "two-sided" or control is not None):
             raise ValueError(
                 "`StochasticDerivative(births=True)` has two-sided weights and no control variates,"
@@ -93,13 +95,17 @@ class StochasticDerivative(Estimator):
             f"{control}{births})"
         )
 
-    def sized(self, kernel, num_parameters, lag):
-        many = num_parameters > MANY_PARAMETERS if self.births is None else self.births
+    def resolve(self, problem):
+        many = self.births
+        if many is None:
+            many = problem.num_parameters > MANY_PARAMETERS
         if not many or self.weights != "two-sided" or self.control is not None:
             return self
-        # Asked for, they are refused in words where they do not apply.
-        asked = births.Births(self.alternatives) if self.births else None
-        return asked or births.births(kernel, self.alternatives) or self
+        # Where births were asked for, `refuse` has said why they do not apply.
+        found = births.births(problem.kernel, self.alternatives)
+        if self.births:
+            found = births.Births(self.alternatives)
+        return self if found is None else births.readable(found, problem, self.births) or self
 
     def refuse(self, kernel, num_parameters, lag):
         if self.births:
@@ -156,8 +162,8 @@ class StochasticDerivative(Estimator):
     def _controlling(self, theta: PyTree, x: PyTree, *args: Any) -> Float[Array, "F"]:
         assert callable(self.control)
         name = "`StochasticDerivative(control=...)`"
-        flat = ravel_pytree(_validate.numbers(self.control(theta, x, *args), name))[0]
-        _validate.real_dtype(flat.dtype, f"what {name} returns")
+        flat = ravel_pytree(validate.numbers(self.control(theta, x, *args), name))[0]
+        validate.real_dtype(flat.dtype, f"what {name} returns")
         return flat
 
     def observe(self, memory: Alternatives | Controlled, at):

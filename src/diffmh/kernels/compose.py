@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,16 +12,34 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from .. import _parts, _validate
-from .._inversion import index_from_uniform
-from .._validate import Checked
-from ..kernel import Kernel
+from ..base import parts, validate
+from ..base.inversion import index_from_uniform
+from ..base.validate import Checked
+from ..core.kernel import Kernel
 from ..proposals import On
 from .gibbs import Gibbs
 from .metropolis import MetropolisHastings
 
 
-class Cycle(Kernel):
+class Several(Kernel):
+    """Kernels whose updates are those of all, on states with one cache."""
+
+    kernels: tuple[Kernel, ...]
+
+    def updates(self):
+        return tuple(update for kernel in self.kernels for update in kernel.updates())
+
+    def densities(self):
+        return {name: one for kernel in self.kernels for name, one in kernel.densities().items()}
+
+    def start(self, parameters, x):
+        return self.kernels[0].start(parameters, x)
+
+    def conditions(self, theta, *args):
+        return tuple(each for kernel in self.kernels for each in kernel.conditions(theta, *args))
+
+
+class Cycle(Several):
     """`Cycle(first, second, ...)` runs kernels in turn as one step: a sweep, or
     Metropolis-within-Gibbs.
 
@@ -35,29 +55,18 @@ class Cycle(Kernel):
     >>> sweep = diffmh.Cycle(mh("a"), mh("b"))
     """
 
-    kernels: tuple[Kernel, ...]
-
     def __init__(self, *kernels: Checked[Kernel]):
         if not kernels:
             raise ValueError("`Cycle(...)` needs at least one kernel, got none.")
         for kernel in kernels:
-            _validate.instance(kernel, Kernel, "Cycle(...)", "kernel")
+            validate.instance(kernel, Kernel, "Cycle(...)", "kernel")
         self.kernels = sharing_cache(kernels)
 
-    def updates(self):
-        return tuple(update for kernel in self.kernels for update in kernel.updates())
-
-    def densities(self):
-        return _densities_of(self.kernels)
-
-    def start(self, parameters, x):
-        return self.kernels[0].start(parameters, x)
-
     def distribute(self, make, key):
-        keys, begin, noise = jax.random.split(key, len(self.kernels)), 0, []
+        keys, noise = jax.random.split(key, len(self.kernels)), []
         for run in _runs(self.kernels):
-            noise.append(run.distribute(make, keys[begin : begin + len(run.kernels)]))
-            begin += len(run.kernels)
+            noise.append(run.distribute(make, keys[: len(run.kernels)]))
+            keys = keys[len(run.kernels) :]
         return tuple(noise)
 
     def fold(self, advance, carry, noise):
@@ -65,11 +74,8 @@ class Cycle(Kernel):
             carry = run.fold(advance, carry, run_noise)
         return carry
 
-    def conditions(self, theta, *args):
-        return _all_conditions(self.kernels, theta, args)
-
-    def forgetful(self):
-        return Cycle(*(kernel.forgetful() for kernel in self.kernels))
+    def without_cache(self):
+        return Cycle(*(kernel.without_cache() for kernel in self.kernels))
 
 
 class Repeat(Kernel):
@@ -86,8 +92,8 @@ class Repeat(Kernel):
     num_steps: int = eqx.field(static=True)
 
     def __init__(self, kernel: Checked[Kernel], num_steps: Checked[int]):
-        self.kernel = _validate.instance(kernel, Kernel, "Repeat(...)", "kernel")
-        self.num_steps = _validate.count(num_steps, "Repeat(num_steps=...)")
+        self.kernel = validate.instance(kernel, Kernel, "Repeat(...)", "kernel")
+        self.num_steps = validate.count(num_steps, "Repeat(num_steps=...)")
 
     def updates(self):
         return self.kernel.updates()
@@ -109,8 +115,8 @@ class Repeat(Kernel):
     def conditions(self, theta, *args):
         return self.kernel.conditions(theta, *args)
 
-    def forgetful(self):
-        return Repeat(self.kernel.forgetful(), self.num_steps)
+    def without_cache(self):
+        return Repeat(self.kernel.without_cache(), self.num_steps)
 
 
 class Sweep(Kernel):
@@ -137,13 +143,13 @@ class Sweep(Kernel):
         self, kernel_at: Checked[Callable[[Int[Array, ""]], Kernel]], num_sites: Checked[int]
     ):
         name = "Sweep(kernel_at, num_sites)"
-        self.kernel_at = _validate.function(kernel_at, name, "kernel_at", "site -> kernel")
-        self.num_sites = _validate.count(num_sites, "Sweep(num_sites=...)")
-        _validate.instance(self._at(0), Kernel, name, "kernel_at(0)")
-        # A density that is made anew for each site may be another at each: what one site has
-        # remembered of its own is no use to the next.
-        if not _remember_alike((self._at(0), self._at(0))):
-            self.kernel_at = lambda site: kernel_at(site).forgetful()
+        self.kernel_at = validate.function(kernel_at, name, "kernel_at", "site -> kernel")
+        self.num_sites = validate.count(num_sites, "Sweep(num_sites=...)")
+        validate.instance(self._at(0), Kernel, name, "kernel_at(0)")
+        # A density that is made anew for each site may be another at each: the cache of one site is
+        # no use to the next.
+        if not _cache_alike((self._at(0), self._at(0))):
+            self.kernel_at = lambda site: kernel_at(site).without_cache()
 
     def _at(self, site: int | Int[Array, ""]) -> Kernel:
         return self.kernel_at(jnp.asarray(site))
@@ -152,14 +158,18 @@ class Sweep(Kernel):
         return self._at(0).updates()
 
     def densities(self):
-        def of_all_sites(number):
-            def density(theta, x, *args):
-                at = lambda site: list(self._at(site).densities().values())[number](theta, x, *args)
-                return jax.vmap(at)(jnp.arange(self.num_sites))
+        here, again = self._at(0), self._at(0)
+        own = here.densities()
+        if own.keys() == again.densities().keys():
+            return own
 
-            return density
+        def of_all_sites(number, theta, x, *args):
+            def at(site):
+                return list(self._at(site).densities().values())[number](theta, x, *args)
 
-        return {(id(self), i): of_all_sites(i) for i in range(len(self._at(0).densities()))}
+            return jax.vmap(at)(jnp.arange(self.num_sites))
+
+        return {(id(self), i): functools.partial(of_all_sites, i) for i in range(len(own))}
 
     def start(self, parameters, x):
         return self._at(0).start(parameters, x)
@@ -177,19 +187,21 @@ class Sweep(Kernel):
         return jax.lax.scan(body, carry, (jnp.arange(self.num_sites), noise))[0]
 
     def conditions(self, theta, *args):
-        """Those of every site, sites leading."""
+        """The conditions of every site, sites leading."""
         each = lambda site: self._at(site).conditions(theta, *args)
         return eqx.filter_vmap(each)(jnp.arange(self.num_sites))
 
-    def forgetful(self):
-        return Sweep(lambda site: self.kernel_at(site).forgetful(), self.num_sites)
+    def without_cache(self):
+        return Sweep(lambda site: self.kernel_at(site).without_cache(), self.num_sites)
 
 
-class Mixture(Kernel):
+class Mixture(Several):
     """`Mixture(first, second, ..., probabilities)` runs one of the kernels at each step, drawn with
     the given probabilities (equal ones if left out); an alternative always runs the same one.
 
-    A kernel that moves far may so be mixed with one under which chains meet.
+    A kernel that moves far may so be mixed with one under which chains meet. Kernels of different
+    densities leave neither invariant: the finite chain is differentiated all the same, and
+    `Covariance()`, which needs the equilibrium's density, refuses them.
 
     Every kernel is computed at each step, and the drawn one's result is taken.
 
@@ -201,7 +213,6 @@ class Mixture(Kernel):
     >>> both = diffmh.Mixture(walk(0.5), walk(5.0), probabilities=(0.75, 0.25))
     """
 
-    kernels: tuple[Kernel, ...]
     probabilities: Float[Array, "n"]
 
     def __init__(
@@ -214,20 +225,11 @@ class Mixture(Kernel):
         if not kernels:
             raise ValueError("`Mixture(...)` needs at least one kernel, got none.")
         for kernel in kernels:
-            _validate.instance(kernel, Kernel, "Mixture(...)", "kernel")
+            validate.instance(kernel, Kernel, "Mixture(...)", "kernel")
         self.kernels = sharing_cache(tuple(kernels))
         if probabilities is None:
             probabilities = [1 / len(kernels)] * len(kernels)
         self.probabilities = _checked_probabilities(probabilities, len(kernels))
-
-    def updates(self):
-        return tuple(update for kernel in self.kernels for update in kernel.updates())
-
-    def densities(self):
-        return _densities_of(self.kernels)
-
-    def start(self, parameters, x):
-        return self.kernels[0].start(parameters, x)
 
     def distribute(self, make, key):
         key_choice, *keys = jax.random.split(key, len(self.kernels) + 1)
@@ -238,170 +240,162 @@ class Mixture(Kernel):
 
     def fold(self, advance, carry, noise):
         uniform, kernel_noise = noise
-        branches = [
-            lambda carry, noise, kernel=kernel, number=number: kernel.fold(
-                advance, carry, noise[number]
-            )
-            for number, kernel in enumerate(self.kernels)
-        ]
+
+        def run(number, carry, kernel_noise):
+            return self.kernels[number].fold(advance, carry, kernel_noise[number])
+
+        branches = [functools.partial(run, number) for number in range(len(self.kernels))]
         chosen = index_from_uniform(self.probabilities, uniform)
         return jax.lax.switch(chosen, branches, carry, kernel_noise)
 
     def conditions(self, theta, *args):
         own = _probability_conditions(self.probabilities)
-        return (*own, *_all_conditions(self.kernels, theta, args))
+        return (*own, *super().conditions(theta, *args))
 
-    def forgetful(self):
-        forgetful = (kernel.forgetful() for kernel in self.kernels)
-        return Mixture(*forgetful, probabilities=self.probabilities)
+    def without_cache(self):
+        kernels = (kernel.without_cache() for kernel in self.kernels)
+        return Mixture(*kernels, probabilities=self.probabilities)
 
 
 def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:
-    probabilities = _validate.real_array(given, "Mixture(probabilities=...)")
+    probabilities = validate.real_array(given, "Mixture(probabilities=...)")
     if probabilities.shape != (count,):
         raise ValueError(
             f"`Mixture(probabilities=...)` must be one number for each of the {count} kernels, got"
             f" {given!r}."
         )
-    _validate.require(_probability_conditions(probabilities))
+    validate.require(_probability_conditions(probabilities))
     return probabilities
 
 
-def _probability_conditions(probabilities: Float[Array, "n"]) -> tuple[_validate.Condition, ...]:
+def _probability_conditions(probabilities: Float[Array, "n"]) -> tuple[validate.Condition, ...]:
     name = "Mixture(probabilities=...)"
-    positive, _ = _validate.positive(probabilities, name)
-    return (positive, *_validate.probabilities(probabilities, name))
-
-
-def _all_conditions(kernels: tuple[Kernel, ...], theta: PyTree, args: tuple[Any, ...]):
-    return tuple(each for kernel in kernels for each in kernel.conditions(theta, *args))
+    positive, _ = validate.positive(probabilities, name)
+    return (positive, *validate.probabilities(probabilities, name))
 
 
 def sharing_cache(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """The kernels, which remember the same in a state, or nothing."""
-    if _remember_alike(kernels):
+    """The kernels, which have the same in a state's cache, or nothing."""
+    if _cache_alike(kernels):
         return kernels
-    return tuple(kernel.forgetful() for kernel in kernels)
+    return tuple(kernel.without_cache() for kernel in kernels)
 
 
-def _remember_alike(kernels: tuple[Kernel, ...]) -> bool:
-    cached = [update.remembers for kernel in kernels for update in kernel.updates()]
+def _cache_alike(kernels: tuple[Kernel, ...]) -> bool:
+    cached = [update.cached_function for kernel in kernels for update in kernel.updates()]
     return all(one is cached[0] for one in cached)
 
+
+# Kernels of a `Cycle` that are alike are run by one loop, which compiles the step once. Which
+# kernels are alike is known from them alone, and so are the runs, whenever they are asked for. But
+# whether the parts that they move are of one form is known only where the state is: in
+# `distribute`. So the noise says how it was drawn, and `fold` goes by it: `_LoopNoise` for one
+# loop, else a tuple with the noise of each kernel.
+#
+# Invariant: whichever way it is, kernel k of the cycle draws from key k and runs as the k-th, and
+# the numbers are the same.
 
 # Fewer kernels that move different parts are not made one loop: it compiles sooner and runs slower.
 _MANY = 8
 
 
-class _Looped(eqx.Module):
-    """The noise of kernels that are run by one loop."""
+class _LoopNoise(eqx.Module):
+    """The noise of kernels that are run by one loop, kernels after steps."""
 
     noise: PyTree
 
 
-class _Run(eqx.Module):
-    """Kernels in succession, run by one loop where they can be."""
+class _Loop(eqx.Module):
+    """Kernels that differ only in arrays: what they have in common, and those arrays, stacked."""
 
-    kernels: tuple[Kernel, ...]
-    stack: _Stack | None
-
-    def distribute(self, make, keys):
-        if self.stack is not None:
-            stack = self.stack
-            each = lambda varying, key: stack.kernel(varying).distribute(make, key)
-            try:
-                return _Looped(jax.vmap(each, out_axes=1)(stack.varying, keys))
-            except _parts.Unlike:
-                pass  # What form the parts have is only known where the state is.
-        own = zip(self.kernels, keys, strict=True)
-        return tuple(kernel.distribute(make, key) for kernel, key in own)
-
-    def fold(self, advance, carry, noise):
-        if not isinstance(noise, _Looped):
-            for kernel, kernel_noise in zip(self.kernels, noise, strict=True):
-                carry = kernel.fold(advance, carry, kernel_noise)
-            return carry
-        stack = self.stack
-        assert stack is not None
-
-        def body(carry, one):
-            varying, kernel_noise = one
-            return stack.kernel(varying).fold(advance, carry, kernel_noise), None
-
-        return jax.lax.scan(body, carry, (stack.varying, noise.noise))[0]
-
-
-def _runs(kernels: tuple[Kernel, ...]) -> list[_Run]:
-    """The kernels, those in succession together that one loop can run."""
-    whole = _Stack.of(kernels)
-    if whole is not None:
-        return [_Run(kernels, whole)]
-    runs: list[_Run] = []
-    begin = 0
-    while begin < len(kernels):
-        end = begin + 1
-        while end < len(kernels) and _differ_in_part(kernels[begin], kernels[end]):
-            end += 1
-        alike = kernels[begin:end]
-        stack = _Stack.of(_by_number(alike)) if len(alike) >= _MANY else None
-        runs.append(_Run(alike, stack))
-        begin = end
-    return runs
-
-
-def _part(kernel: Any) -> Any:
-    """The `where` of a kernel that moves a part of the state."""
-    return kernel.where if isinstance(kernel, Gibbs) else kernel.proposal.where
-
-
-def _differ_in_part(first: Kernel, other: Kernel) -> bool:
-    """Whether two kernels differ in nothing but arrays and the part that they move."""
-    for kernel in (first, other):
-        match kernel:
-            case Gibbs() | MetropolisHastings(proposal=On()):
-                pass
-            case _:
-                return False
-    if type(first) is not type(other):
-        return False
-    return _Stack.of(_by_number((first, other))) is not None
-
-
-def _by_number(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """The kernels, each picking its part by its number among the parts of all."""
-    wheres = tuple(_part(kernel) for kernel in kernels)
-    picks = [_parts.OneOf(wheres, jnp.asarray(number)) for number in range(len(kernels))]
-    own = zip(kernels, picks, strict=True)
-    return tuple(eqx.tree_at(_part, kernel, pick) for kernel, pick in own)
-
-
-class _Stack(eqx.Module):
-    """Kernels that differ only in arrays: those arrays, stacked, and what they have in common."""
-
-    varying: PyTree
     shared: Any
+    varying: PyTree
 
     @staticmethod
-    def of(kernels: tuple[Kernel, ...]) -> _Stack | None:
-        parts = [eqx.partition(kernel, eqx.is_array) for kernel in kernels]
-        arrays, static = [part[0] for part in parts], [part[1] for part in parts]
-        if len(kernels) == 1 or not all(eqx.tree_equal(other, static[0]) for other in static):
+    def of(kernels: tuple[Kernel, ...]) -> _Loop | None:
+        if len(kernels) == 1:
             return None
+        split = [eqx.partition(kernel, eqx.is_array) for kernel in kernels]
+        arrays, rest = [each[0] for each in split], split[0][1]
         forms = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each) for each in arrays]
-        if any(form != forms[0] for form in forms):
+        alike = all(eqx.tree_equal(other, rest) for _, other in split)
+        if not alike or any(form != forms[0] for form in forms):
             return None
         same = jax.tree.map(lambda *leaves: all(leaf is leaves[0] for leaf in leaves), *arrays)
         common, _ = eqx.partition(arrays[0], same)
         varying = [eqx.partition(each, same)[1] for each in arrays]
-        return _Stack(
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *varying),
-            eqx.combine(common, static[0]),
-        )
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *varying)
+        return _Loop(eqx.combine(common, rest), stacked)
 
-    def kernel(self, varying: PyTree) -> Kernel:
-        """One of the kernels, from its slice of what varies."""
-        return eqx.combine(varying, self.shared)
+    def distribute(self, make, keys) -> _LoopNoise:
+        def one(varying, key):
+            return eqx.combine(varying, self.shared).distribute(make, key)
+
+        return _LoopNoise(jax.vmap(one, out_axes=1)(self.varying, keys))
+
+    def fold(self, advance, carry, noise: _LoopNoise):
+        def body(carry, one):
+            varying, kernel_noise = one
+            return eqx.combine(varying, self.shared).fold(advance, carry, kernel_noise), None
+
+        return jax.lax.scan(body, carry, (self.varying, noise.noise))[0]
 
 
-def _densities_of(kernels):
-    return {name: one for kernel in kernels for name, one in kernel.densities().items()}
+class _Run(eqx.Module):
+    """Kernels in succession, and the loop that runs them all if the state allows it."""
+
+    kernels: tuple[Kernel, ...]
+    loop: _Loop | None
+
+    def distribute(self, make, keys) -> _LoopNoise | tuple[PyTree, ...]:
+        if self.loop is not None:
+            with contextlib.suppress(parts.Unlike):
+                return self.loop.distribute(make, keys)
+        own = zip(self.kernels, keys, strict=True)
+        return tuple(kernel.distribute(make, key) for kernel, key in own)
+
+    def fold(self, advance, carry, noise):
+        if isinstance(noise, _LoopNoise):
+            assert self.loop is not None
+            return self.loop.fold(advance, carry, noise)
+        for kernel, kernel_noise in zip(self.kernels, noise, strict=True):
+            carry = kernel.fold(advance, carry, kernel_noise)
+        return carry
+
+
+def _runs(kernels: tuple[Kernel, ...]) -> list[_Run]:
+    """All kernels as one run if they differ only in arrays; else those in succession together that
+    differ only in arrays and in the part that they move.
+    """
+    loop = _Loop.of(kernels)
+    if loop is not None:
+        return [_Run(kernels, loop)]
+    runs: list[list[Kernel]] = []
+    for kernel in kernels:
+        if runs and _loop_by_number((runs[-1][0], kernel)) is not None:
+            runs[-1].append(kernel)
+        else:
+            runs.append([kernel])
+    return [
+        _Run(run, _loop_by_number(run) if len(run) >= _MANY else None) for run in map(tuple, runs)
+    ]
+
+
+def _where(kernel: Any) -> Callable[[Any], Any] | None:
+    """The function by which a kernel picks the part of the state that it moves."""
+    match kernel:
+        case Gibbs(where=where) | MetropolisHastings(proposal=On(where=where)):
+            return where
+    return None
+
+
+def _loop_by_number(kernels: tuple[Kernel, ...]) -> _Loop | None:
+    """One loop over kernels that differ in the part that they move, each of which picks its part by
+    its number among the parts of all: they then differ in that number.
+    """
+    wheres = tuple(where for where in map(_where, kernels) if where is not None)
+    if len(wheres) < len(kernels):
+        return None
+    picks = [parts.OneOf(wheres, jnp.asarray(number)) for number in range(len(kernels))]
+    own = zip(kernels, picks, strict=True)
+    return _Loop.of(tuple(eqx.tree_at(_where, kernel, pick) for kernel, pick in own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .. import _parts, _trees, _validate
-from .._validate import Checked
+from ..base import parts, trees, validate
+from ..base.validate import Checked
+from ..core.decisions import Bernoulli, Categorical
+from ..core.kernel import BlockUpdate, DensityOdds, OfDensity, State
+from ..core.parameters import Parameters, any_mapped
 from ..couplings import CommonRandomNumbers, Coupling, Maximal
-from ..decisions import Bernoulli, Categorical
-from ..kernel import BlockUpdate, DensityOdds, State
-from ..parameters import Parameters, any_mapped
 from ..proposals import check_label_dtype, refuse_labels
 
 
-class Gibbs(BlockUpdate):
+class Gibbs(OfDensity, BlockUpdate):
     """Draws one site or label from its conditional distribution: value v with probability
     `g_θ(x with v at the site) / Σ_u g_θ(x with u at the site)`.
 
@@ -47,7 +47,7 @@ class Gibbs(BlockUpdate):
     >>> slope = jax.grad(agree)(0.5, jax.random.key(0))
     """
 
-    density: Callable[..., Float[Array, ""]]
+    theta_enters_by_evaluate: ClassVar[bool] = True
     where: Callable[[Any], Any]
     num_values: int = eqx.field(static=True)
     coupling: Coupling
@@ -60,19 +60,10 @@ class Gibbs(BlockUpdate):
         coupling: Checked[Coupling] | None = None,
     ):
         name = "Gibbs(log_density, where, num_values)"
-        self.density = _validate.function(
-            log_density, name, "log_density", "log_density(theta, x, *args) -> scalar"
-        )
-        self.where = _validate.function(where, name, "where", "state -> site")
-        self.num_values = _validate.count(num_values, "Gibbs(num_values=...)", least=2)
+        self.density = validate.density(log_density, name)
+        self.where = validate.function(where, name, "where", "state -> site")
+        self.num_values = validate.count(num_values, "Gibbs(num_values=...)", least=2)
         self.coupling = _checked_coupling(coupling)
-
-    def log_density(self, theta, x, *args):
-        return self.density(theta, x, *args)
-
-    @property
-    def target(self):
-        return self.density
 
     @property
     def flip_odds(self):
@@ -80,14 +71,18 @@ class Gibbs(BlockUpdate):
 
     def noise(self, key, x, num_steps):
         site = jax.eval_shape(self.where, x)
-        whole = lambda dtype: jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_
-        if not hasattr(site, "shape") or site.shape != () or not whole(site.dtype):
+        kinds = (jnp.integer, jnp.bool_)
+        if (
+            not hasattr(site, "shape")
+            or site.shape != ()
+            or not any(jnp.issubdtype(site.dtype, kind) for kind in kinds)
+        ):
             raise TypeError(
                 f"`Gibbs(where=...)` must pick one integer of the state, got {site}: index the"
                 " array (`lambda z: z[3]`), or draw independent units together by `BlockGibbs`."
             )
         check_label_dtype(site.dtype, self.num_values, f"Gibbs(num_values={self.num_values})")
-        _parts.places(self.where, x, "Gibbs(where=...)")
+        parts.places(self.where, x, "Gibbs(where=...)")
         return jax.random.uniform(key, (num_steps,))
 
     def refuse_start(self, x):
@@ -98,32 +93,33 @@ class Gibbs(BlockUpdate):
 
     def decide(self, parameters: Parameters, state: State, noise) -> Categorical:
         def density(theta, x, value, *args):
-            return self.density(theta, _parts.replace(self.where, x, value), *args)
+            return self.density(theta, self.result(x, noise, value), *args)
 
         values, here = jnp.arange(self.num_values), self.where(state.x)
         return Categorical.draw(noise, parameters.evaluate_each(density, state.value, values, here))
 
     def result(self, x, noise, outcome):
-        return _parts.replace(self.where, x, outcome)
+        label = outcome.astype(jax.eval_shape(self.where, x).dtype)
+        return parts.replace(self.where, x, label, "Gibbs(where=...)")
 
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
+        own = self.decide(parameters, alternative, noise)
         if not self._maximal:
-            return super().coupled_step(parameters, step, alternative, noise, coupling_noise)
-        mine = self.decide(parameters, alternative, noise)
-        outcome = mine.nearest(step.decisions[0], coupling_noise)
+            return State(self.result(alternative.x, noise, own.outcome))
+        outcome = own.nearest(step.decisions[0], coupling_noise)
         moved = self.result(alternative.x, noise, outcome)
         # Chains that have met stay together, whatever rounding says of two equal distributions.
-        met = _trees.equal(step.before.x, alternative.x)
-        return State(_trees.select(met, step.after.x, moved))
+        met = trees.equal(step.before.x, alternative.x)
+        return State(trees.select(met, step.after.x, moved))
 
-    def surprise(
+    def martingale_increment(
         self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
     ):
         """Exactly, over all values."""
 
         def one(before, after):
             decision = self.decide(parameters.value_only(), before, noise)
-            at = lambda value: function(_parts.replace(self.where, before.x, value))
+            at = lambda value: function(self.result(before.x, noise, value))
             return function(after.x) - decision.mean(jax.vmap(at)(jnp.arange(self.num_values)))
 
         return one(alternative, alternative_after) - one(step.before, step.after)
@@ -171,7 +167,7 @@ class UnitOdds(eqx.Module):
         return jax.lax.cond(infinite, of_states, of_units, theta)
 
 
-class BlockGibbs(BlockUpdate):
+class BlockGibbs(OfDensity, BlockUpdate):
     """Draws a block of two-valued units that are independent given the rest of the state: a layer
     of a restricted Boltzmann machine, one colour of a lattice.
 
@@ -202,9 +198,9 @@ class BlockGibbs(BlockUpdate):
     (3, 2)
     """
 
+    theta_enters_by_evaluate: ClassVar[bool] = True
     logits: Callable[..., Float[Array, "*D"]]
     where: Callable[[Any], Any]
-    density: Callable[..., Float[Array, ""]]
     values: tuple[Any, Any] = eqx.field(static=True)
 
     def __init__(
@@ -215,25 +211,16 @@ class BlockGibbs(BlockUpdate):
         values: Checked[tuple[Any, Any]] = (0, 1),
     ):
         name = "BlockGibbs(logits, where, log_density)"
-        self.logits = _validate.function(
+        self.logits = validate.function(
             logits, name, "logits", "logits(theta, x, *args) -> array like the block"
         )
-        self.where = _validate.function(where, name, "where", "state -> block")
-        self.density = _validate.function(
-            log_density, name, "log_density", "log_density(theta, x, *args) -> scalar"
-        )
+        self.where = validate.function(where, name, "where", "state -> block")
+        self.density = validate.density(log_density, name)
         if not isinstance(values, tuple | list) or len(values) != 2 or values[0] == values[1]:
             raise ValueError(
                 f"`BlockGibbs(values=...)` must be two different numbers, got {values!r}."
             )
         self.values = (values[0], values[1])
-
-    def log_density(self, theta, x, *args):
-        return self.density(theta, x, *args)
-
-    @property
-    def target(self):
-        return self.density
 
     @property
     def flip_odds(self):
@@ -251,7 +238,7 @@ class BlockGibbs(BlockUpdate):
                     f"`BlockGibbs(values={self.values})` are not values of {block.dtype}, which the"
                     " block is: start from a block of another type."
                 )
-        _parts.places(self.where, x, "BlockGibbs(where=...)")
+        parts.places(self.where, x, "BlockGibbs(where=...)")
         return jax.random.uniform(key, (num_steps, *block.shape))
 
     def refuse_start(self, x):
@@ -270,11 +257,11 @@ class BlockGibbs(BlockUpdate):
                 f"`BlockGibbs(logits=...)` must return an array of the block's shape {noise.shape},"
                 f" got {jnp.shape(log_odds.primal)}."
             )
-        _validate.real_dtype(log_odds.primal.dtype, "what `BlockGibbs(logits=...)` returns")
+        validate.real_dtype(log_odds.primal.dtype, "what `BlockGibbs(logits=...)` returns")
         return Bernoulli.draw(noise, log_odds)
 
     def block(self, x):
-        return self.where(x).astype(float) if _parts.is_node(self.where, x) else None
+        return self.where(x).astype(float) if parts.is_node(self.where, x) else None
 
     def with_block(self, x, block):
         return eqx.tree_at(self.where, x, block)
@@ -282,4 +269,5 @@ class BlockGibbs(BlockUpdate):
     def result(self, x, noise, outcome):
         dtype = jax.eval_shape(self.where, x).dtype
         low, high = (jnp.asarray(value, dtype) for value in self.values)
-        return _parts.replace(self.where, x, jnp.where(outcome, high, low))
+        units = jnp.where(outcome, high, low)
+        return parts.replace(self.where, x, units, "BlockGibbs(where=...)")

@@ -9,15 +9,14 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PyTree
 
-from .. import _trees, _validate
-from .._validate import Checked
+from ..base import trees, validate
+from ..base.validate import Checked
 from ..couplings import Coupling
-from ..kernel import Kernel
 from ..proposals import GaussianProposal, scale_array, scale_conditions
-from .metropolis import MetropolisHastings, ProposalOf
+from .metropolis import OneUpdate, ProposalOfTheta
 
 
-class Drift(GaussianProposal):
+class LangevinDrift(GaussianProposal):
     """`x' = x + ½ L Lᵀ ∇ log g(x) + L z`."""
 
     scale: PyTree
@@ -26,47 +25,42 @@ class Drift(GaussianProposal):
 
     def mean(self, x):
         uphill = self.colour(self.pull(jax.grad(self.log_density)(x)))
-        return _trees.add(x, jax.tree.map(lambda leaf: 0.5 * leaf, uphill))
+        return trees.add(x, jax.tree.map(lambda leaf: 0.5 * leaf, uphill))
 
     @property
     def scale_name(self):
-        return "Langevin(step=...)"
+        return "Langevin(step_size=...)"
 
 
-class LangevinProposal(ProposalOf):
+class _DriftOf(eqx.Module):
     """The drift at given parameters and data."""
 
     density: Callable[..., Float[Array, ""]]
-    step: Any
+    step_size: Any
 
-    @property
-    def has_own_parameters(self):
-        return callable(self.step)
-
-    def at(self, theta, args):
-        log_density = lambda x: self.density(theta, x, *args)
-        step = self.step
-        if callable(step):
-            step = scale_array(step(theta), "Langevin(step=...)")
-        return Drift(scale=step, log_density=log_density)
+    def __call__(self, theta, *args):
+        step_size = self.step_size
+        if callable(step_size):
+            step_size = scale_array(step_size(theta), "Langevin(step_size=...)")
+        return LangevinDrift(scale=step_size, log_density=lambda x: self.density(theta, x, *args))
 
 
-class Langevin(Kernel):
+class Langevin(OneUpdate):
     """MALA: propose `x' = x + ½ h² ∇ log g_θ(x) + h z` and accept or reject as
     Metropolis–Hastings does. The state must be floats.
 
     **Arguments**
 
-    - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, differentiable by x.
-    - `step`: h, a positive number; a pytree like the state, each entry a number or of its leaf's
-      shape; a vector or a lower-triangular matrix L for the flattened state, which preconditions by
-      `L Lᵀ`; or a function of theta.
+    - `log_density(theta, x, *args)`: `log g_θ(x)`, a real scalar, differentiable in x.
+    - `step_size`: h, a positive number; a pytree like the state, each entry a number or of its
+      leaf's shape; a vector or a lower-triangular matrix L for the flattened state, which
+      preconditions by `L Lᵀ`; or a function of theta.
     - `coupling`: maximal reflection if left out.
 
     The derivative is the full one: that of the moves, through the drift and the step size, and
     that of every accept and reject. It needs second derivatives of the log density along the state.
 
-    Refused: a step that is not positive.
+    Refused: a step size that is not positive.
 
     >>> import jax, diffmh
     >>> mala = diffmh.Langevin(lambda theta, x: -0.5 * (x - theta) ** 2, 1.2)
@@ -74,39 +68,21 @@ class Langevin(Kernel):
     >>> slope = jax.grad(mean)(0.5, jax.random.key(0))                               # exactly 1
     """
 
-    kernel: MetropolisHastings
+    update: ProposalOfTheta
 
     def __init__(
         self,
         log_density: Checked[Callable[..., Float[Array, ""]]],
-        step: PyTree | Callable[[PyTree], PyTree],
+        step_size: PyTree | Callable[[PyTree], PyTree],
         coupling: Checked[Coupling] | None = None,
     ):
-        _validate.function(
-            log_density,
-            "Langevin(log_density, step)",
-            "log_density",
-            "log_density(theta, x, *args) -> scalar",
-        )
-        if not callable(step):
-            step = scale_array(step, "Langevin(step=...)")
-            _validate.require(scale_conditions(step, "Langevin(step=...)"))
-        self.kernel = MetropolisHastings(log_density, LangevinProposal(log_density, step), coupling)
-
-    def updates(self):
-        return self.kernel.updates()
-
-    def start(self, parameters, x):
-        return self.kernel.start(parameters, x)
-
-    def distribute(self, make, key):
-        return self.kernel.distribute(make, key)
-
-    def fold(self, advance, carry, noise):
-        return self.kernel.fold(advance, carry, noise)
-
-    def conditions(self, theta, *args):
-        return self.kernel.conditions(theta, *args)
-
-    def forgetful(self):
-        return eqx.tree_at(lambda langevin: langevin.kernel, self, self.kernel.forgetful())
+        where = "Langevin(log_density, step_size, coupling)"
+        log_density = validate.density(log_density, where)
+        if coupling is not None:
+            validate.instance(coupling, Coupling, where, "coupling")
+        if not callable(step_size):
+            step_size = scale_array(step_size, "Langevin(step_size=...)")
+            validate.require(scale_conditions(step_size, "Langevin(step_size=...)"))
+        drift = _DriftOf(log_density, step_size)
+        fixed = not callable(step_size)
+        self.update = ProposalOfTheta(log_density, drift, coupling, through_density_alone=fixed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from .._validate import Checked
+from ..base.validate import Checked
 from ..kernels import MetropolisHastings
 from ..proposals import GaussianWalk
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _validate
-from .._validate import Checked
-from ..optimise import Ascent
+from ..base import validate
+from ..base.validate import Checked
+from ..reports.display import entries
+from ..tools.optimise import Ascent
 from . import style
-from .entries import Entry, entries, first
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,34 +42,32 @@ def ascent(ascent: Checked[Ascent], *, most: Checked[int] = 6) -> Figure:
     >>> [ax.get_title(loc="left") for ax in figure.axes]
     ['parameters', 'objective', 'gradient']
     """
-    _validate.instance(ascent, Ascent, "plots.ascent(ascent)", "ascent")
-    most = _validate.count(most, "plots.ascent(most=...)")
-    theta, left_out = first(entries(ascent.theta, "θ", leading=1), most)
-    average = first(entries(ascent.average, "θ"), most)[0]
-    gradient = first(entries(ascent.gradient, "θ", leading=1), most)[0]
-    gradient_error = first(entries(ascent.gradient_error, "θ", leading=1), most)[0]
+    validate.instance(ascent, Ascent, "plots.ascent(ascent)", "ascent")
+    most = validate.count(most, "plots.ascent(most=...)")
+    # All four trees are like theta, so their entries come in the same order.
+    average = entries(ascent.average, "θ")
+    paths = (ascent.theta, ascent.gradient, ascent.gradient_error)
+    along = (entries(path, "θ", leading=1) for path in paths)
+    shown, left_out = style.first(list(zip(average, *along, strict=True)), most)
 
     figure, (parameters, objective, slopes) = style.panels(3.3, 3.3, 3.3, height=3.1)
-    iterations = np.arange(len(theta[0].values))
-    for i, (path, end) in enumerate(zip(theta, average, strict=True)):
-        colour = COLOURS[i % len(COLOURS)]
-        parameters.plot(iterations, path.values, color=colour, lw=1.3, label=path.name)
-        parameters.axhline(float(end.values), color=colour, lw=0.9, ls=":")
-    _banded(objective, Entry("", np.asarray(ascent.value)), ascent.value_error, style.INK)
+    _banded(objective, np.asarray(ascent.value), np.asarray(ascent.value_error), style.INK)
     slopes.axhline(0.0, color=style.FAINT, lw=1, zorder=0)
-    for i, (slope, error) in enumerate(zip(gradient, gradient_error, strict=True)):
-        _banded(slopes, slope, error.values, COLOURS[i % len(COLOURS)])
-    style.name(parameters, "parameters" + left_out, "iteration")
-    style.name(objective, "objective", "iteration")
-    style.name(slopes, "gradient", "iteration")
+    for (end, path, slope, error), colour in zip(shown, itertools.cycle(COLOURS), strict=False):
+        parameters.plot(path.values, color=colour, lw=1.3, label=path.name)
+        parameters.axhline(float(end.values), color=colour, lw=0.9, ls=":")
+        _banded(slopes, slope.values, error.values, colour)
+    for ax, title in zip(
+        figure.axes, ("parameters" + left_out, "objective", "gradient"), strict=True
+    ):
+        style.name(ax, title, "iteration")
     style.key(parameters, loc="best")
     return figure
 
 
-def _banded(ax: Axes, entry: Entry, error: object, colour: str) -> None:
+def _banded(ax: Axes, values: np.ndarray, errors: np.ndarray, colour: str) -> None:
     """A line with its standard error about it; without, where the error is not known."""
-    values, errors = entry.values, np.asarray(error)
-    iterations = np.arange(len(values))
-    ax.plot(iterations, values, color=colour, lw=1.1)
+    ax.plot(values, color=colour, lw=1.1)
     if np.all(np.isfinite(errors)):
-        ax.fill_between(iterations, values - errors, values + errors, color=colour, alpha=0.2, lw=0)
+        ends = (values - errors, values + errors)
+        ax.fill_between(range(len(values)), *ends, color=colour, alpha=0.2, lw=0)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from .. import _validate
-from .._validate import Checked
-from ..comparison import Comparison, Row
+from ..base import validate
+from ..base.validate import Checked
+from ..reports.comparison import Comparison, EstimatorRow
 from . import style
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def compare(comparison: Checked[Comparison], *, entry: Checked[int] = 0) -> Figu
     >>> [ax.get_title(loc="left") for ax in diffmh.plots.compare(found).axes]
     ['gradient, entry 0, ± 2 errors', 'variance × time, recommended = 1']
     """
-    _validate.instance(comparison, Comparison, "plots.compare(comparison)", "comparison")
+    validate.instance(comparison, Comparison, "plots.compare(comparison)", "comparison")
     size = _flat(comparison.rows[0].gradient).size
-    if not _validate.count(entry, "plots.compare(entry=...)", least=0) < size:
+    if not validate.count(entry, "plots.compare(entry=...)", least=0) < size:
         raise ValueError(f"`plots.compare(entry=...)` must be from 0 to {size - 1}, got {entry}.")
     rows = [row for row in comparison.rows if math.isfinite(row.cost)]
     best = comparison.row(comparison.recommended)
@@ -57,18 +57,16 @@ def compare(comparison: Checked[Comparison], *, entry: Checked[int] = 0) -> Figu
         right.annotate(
             f"{ratio:.3g}", (ratio, y), (0, 6), textcoords="offset points", ha="center", fontsize=8
         )
-    left.set_yticks(range(len(rows)), [_name(row) for row in rows])
-    right.set_yticks(range(len(rows)), [""] * len(rows))
+    style.rows(left, [_name(row) for row in rows], top=-0.7)
+    style.rows(right, [""] * len(rows), top=-0.7)
     right.set_xscale("log")
     right.margins(x=0.15)
-    for ax in (left, right):
-        ax.set_ylim(len(rows) - 0.4, -0.7)
     style.name(left, f"gradient, entry {entry}, ± 2 errors")
     style.name(right, "variance × time, recommended = 1")
     return figure
 
 
-def _name(row: Row) -> str:
+def _name(row: EstimatorRow) -> str:
     """Short enough for an axis, with what it estimates where that is not the finite chain."""
     count = getattr(row.estimator, "alternatives", None)
     name = type(row.estimator).__name__

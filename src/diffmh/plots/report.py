@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from .. import _validate
-from .._validate import Checked
-from ..report import Report
+from ..base import validate
+from ..base.validate import Checked
+from ..reports.display import Entry, entries, place
+from ..reports.report import Report
 from . import style
-from .entries import Entry, entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One entry: its estimate, the ends of its interval, and each chain's own, if known."""
+    """One entry: its estimate, the ends of its interval, and each chain's own."""
 
     name: str
     estimate: float
     ends: np.ndarray
-    chains: np.ndarray | None
+    chains: np.ndarray
 
 
 def report(
@@ -50,22 +50,20 @@ def report(
     >>> [label.get_text() for label in figure.axes[1].get_yticklabels()]
     ['df[0] / dθ', 'df[1] / dθ', 'df[2] / dθ']
     """
-    _validate.instance(report, Report, "plots.report(report)", "report")
-    most = _validate.count(most, "plots.report(most=...)")
-    level = _validate.number(level, "plots.report(level=...)", above=0, below=1)
+    validate.instance(report, Report, "plots.report(report)", "report")
+    most = validate.count(most, "plots.report(most=...)")
+    level = validate.number(level, "plots.report(level=...)", above=0, below=1)
     chains, (value, gradient) = report.per_chain, report.interval(level)
 
-    def ends_first(tree):
-        return jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), -1, 0), tree)
+    def values(tree, leading=0):
+        return entries(tree, "f", leading)
+
+    def slopes(tree, leading=0):
+        return _slopes(tree, report.value, leading)
 
     panels = {
-        "value": _lines(entries, report.value, ends_first(value), chains and chains.value),
-        "gradient": _lines(
-            lambda tree, _, leading=0: _slopes(tree, report.value, leading),
-            report.gradient,
-            ends_first(gradient),
-            chains and chains.gradient,
-        ),
+        "value": _lines(values, report.value, value, chains.value),
+        "gradient": _lines(slopes, report.gradient, gradient, chains.gradient),
     }
     rows = max(min(most, len(lines)) for lines in panels.values())
     figure, axes = style.panels(4.2, 4.2, height=1.1 + 0.28 * rows)
@@ -79,17 +77,16 @@ def report(
 
 
 def _lines(name_entries, tree: Any, ends: Any, chains: Any) -> list[Line]:
-    estimates, ends = name_entries(tree, "f"), name_entries(ends, "f", leading=1)
-    each = [None] * len(estimates)
-    if chains is not None:
-        each = [entry.values for entry in name_entries(chains, "f", leading=1)]
+    ends_first = jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), -1, 0), ends)
+    estimates, ends = name_entries(tree), name_entries(ends_first, leading=1)
+    each = [entry.values for entry in name_entries(chains, leading=1)]
     return [
         Line(estimate.name, float(estimate.values), end.values, dots)
         for estimate, end, dots in zip(estimates, ends, each, strict=True)
     ]
 
 
-def _slopes(gradient: Any, value: Any, leading: int) -> list[Entry]:
+def _slopes(gradient: Any, value: Any, leading: int) -> list[NamedEntry]:
     """The gradient's entries, named by f's entry and theta's: at each leaf of f it has a tree like
     theta, with f's axes before theta's.
     """
@@ -98,11 +95,10 @@ def _slopes(gradient: Any, value: Any, leading: int) -> list[Entry]:
     found = []
     for path, leaf, part in zip(paths, leaves, structure.flatten_up_to(gradient), strict=True):
         for index in np.ndindex(np.shape(leaf)):
-            place = f"[{', '.join(map(str, index))}]" if index else ""
             at = (*[slice(None)] * leading, *index)
             slope = jax.tree.map(lambda leaf, at=at: np.asarray(leaf)[at], part)
             named = entries(slope, "θ", leading)
-            found += [Entry(f"df{path}{place} / d{name}", values) for name, values in named]
+            found += [Entry(f"df{path}{place(index)} / d{name}", values) for name, values in named]
     return found
 
 
@@ -115,16 +111,14 @@ def _largest(lines: list[Line], most: int) -> list[Line]:
 def _draw(ax: Axes, lines: list[Line]) -> None:
     at = np.arange(len(lines))
     for y, line in zip(at, lines, strict=True):
-        if line.chains is not None:
-            # Spread a little, always alike, so that dots in one place can be told apart.
-            offsets = 0.5 * (np.arange(len(line.chains)) * 0.618 % 1.0 - 0.5)
-            look = {"color": style.GREY, "alpha": 0.5, "ms": 2.5, "ls": ""}
-            ax.plot(line.chains, y + offsets, marker="o", **look, zorder=1)
+        # Spread a little, always alike, so that dots in one place can be told apart.
+        offsets = 0.5 * (np.arange(len(line.chains)) * 0.618 % 1.0 - 0.5)
+        look = {"color": style.GREY, "alpha": 0.5, "ms": 2.5, "ls": ""}
+        ax.plot(line.chains, y + offsets, marker="o", **look, zorder=1)
     estimates = np.array([line.estimate for line in lines])
     ends = np.array([line.ends for line in lines]).reshape(-1, 2)
     # An end is on its own side of the estimate but for rounding.
     reach = np.maximum(0.0, [estimates - ends[:, 0], ends[:, 1] - estimates])
     look = {"color": style.BLUE, "ms": 4.5, "elinewidth": 1.4, "capsize": 3, "zorder": 2}
-    ax.errorbar(estimates, at, xerr=reach, fmt="o", **look)
-    ax.set_yticks(at, [line.name for line in lines])
-    ax.set_ylim(len(lines) - 0.4, -0.6)
+    ax.errorbar(estimates, range(len(lines)), xerr=reach, fmt="o", **look)
+    style.rows(ax, [line.name for line in lines])

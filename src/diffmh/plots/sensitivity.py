@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _validate
-from .._validate import Checked
-from ..sensitivity import Row, Sensitivity
+from ..base import validate
+from ..base.validate import Checked
+from ..tools.sensitivity import Sensitivity, SensitivityRow
 from . import style
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def sensitivity(table: Checked[Sensitivity], *, most: Checked[int] = 12) -> Figu
     >>> len(figure.axes)
     1
     """
-    _validate.instance(table, Sensitivity, "plots.sensitivity(table)", "table")
-    most = _validate.count(most, "plots.sensitivity(most=...)")
+    validate.instance(table, Sensitivity, "plots.sensitivity(table)", "table")
+    most = validate.count(most, "plots.sensitivity(most=...)")
     groups = {
         quantity: list(rows)[:most]
         for quantity, rows in itertools.groupby(table.rows, lambda row: row.quantity)
@@ -58,7 +58,7 @@ def sensitivity(table: Checked[Sensitivity], *, most: Checked[int] = 12) -> Figu
     return figure
 
 
-def _draw(ax: Axes, rows: list[Row]) -> None:
+def _draw(ax: Axes, rows: list[SensitivityRow]) -> None:
     at = np.arange(len(rows))
     change = np.array([row.in_deviations for row in rows])
     # The interval is of the derivative: in the bar's units it is scaled as the bar is.
@@ -69,5 +69,4 @@ def _draw(ax: Axes, rows: list[Row]) -> None:
     ax.barh(at, change, height=0.62, color=colours, alpha=0.75)
     ax.errorbar(change, at, xerr=reach, fmt="none", color=style.INK, elinewidth=1.2, capsize=3)
     ax.axvline(0.0, color=style.GREY, lw=1)
-    ax.set_yticks(at, [row.hyperparameter for row in rows])
-    ax.set_ylim(len(rows) - 0.4, -0.6)
+    style.rows(ax, [row.hyperparameter for row in rows])

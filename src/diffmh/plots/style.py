@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 INK, GREY, FAINT, PAPER = "#1f2328", "#8b949e", "#d8dee4", "#ffffff"
 RED, BLUE, GREEN, AMBER, VIOLET = "#c8102e", "#1f5fbf", "#1a7f4b", "#b7791f", "#6f42c1"
@@ -22,8 +24,7 @@ def empty(width: float, height: float) -> Figure:
     """A figure of this size in inches, without a window and without global state. A notebook shows
     it where it is the last line of a cell.
     """
-    kind = _shown_in_notebooks()
-    return kind(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    return _shown_in_notebooks()(figsize=(width, height), layout="constrained", facecolor=PAPER)
 
 
 @functools.cache
@@ -65,6 +66,15 @@ def panels(*widths: float, height: float = 3.0, narrow: bool = False) -> tuple[F
     return figure, axes
 
 
+def one_panel(
+    width: float, height: float, narrow: bool, narrow_height: float
+) -> tuple[Figure, Axes]:
+    """A figure with one panel, whose height on a phone is chosen too."""
+    size = (NARROW, narrow_height) if narrow else (width, height)
+    figure, (ax,) = panels(size[0], height=size[1])
+    return figure, ax
+
+
 def plain(axes: Iterable[Axes]) -> None:
     """Two thin spines and small ticks on the figure's paper."""
     for ax in axes:
@@ -81,11 +91,25 @@ def name(ax: Axes, title: str, x: str = "", y: str = "") -> None:
     ax.set_ylabel(y, fontsize=9.5, color=INK)
 
 
+def rows(ax: Axes, names: Sequence[str], top: float = -0.6) -> None:
+    """A row for each name, the first on top."""
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, top)
+
+
 def key(ax: Axes, **options) -> None:
     """A legend that stays out of the way."""
     ax.legend(frameon=False, fontsize=8.5, labelcolor=INK, **options)
 
 
 def opacity(weight: float, heaviest: float) -> float:
-    """Of an alternative's line: the heavier, the stronger, and never so faint that it is lost."""
+    """How strong an alternative's line is: the heavier, the stronger, and never so faint that it is
+    lost.
+    """
     return 0.25 + 0.75 * min(1.0, weight / heaviest) if heaviest > 0 else 1.0
+
+
+def first(found: list[T], most: int) -> tuple[list[T], str]:
+    """The first of them, at most this many, and words for what is left out."""
+    left_out = f", {most} of {len(found):,} entries" if len(found) > most else ""
+    return found[:most], left_out

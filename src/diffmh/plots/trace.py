@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from .. import _validate
-from .._validate import Checked
-from ..trace import Trace
+from ..base import validate
+from ..base.validate import Checked
+from ..reports.display import entries
+from ..tools.trace import Trace
 from . import style
-from .entries import entries, first
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,6 +45,8 @@ def spans(
      Span(birth=5, stop=6, end='alive')]
     """
     found = []
+    # A slot holds one alternative at a time: a birth in it ends the one before, and what is not
+    # alive after a step has met the primal or given way.
     for birth in map(int, np.flatnonzero(born & alive)):
         stop = birth + 1
         while stop < len(alive) and alive[stop] and not born[stop]:
@@ -76,6 +78,7 @@ def branch(span: Span, path: np.ndarray, alternative: np.ndarray, weight: np.nda
     """`path` has the start first, so that step t is `path[t]`; the other arrays begin at step 1.
     The line ends at the primal if it met it, in the air if it was pruned.
     """
+    # One more value than weights: a piece of the line lies between two values.
     met = span.end == "recoupled"
     kept = slice(span.birth, span.stop)
     values = [path[span.birth], *alternative[kept], *path[span.stop + 1 :][:met]]
@@ -108,12 +111,12 @@ def trace(
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['x', 'weight']
     """
-    _validate.instance(trace, Trace, "plots.trace(trace)", "trace")
-    most = _validate.count(most, "plots.trace(most=...)")
+    validate.instance(trace, Trace, "plots.trace(trace)", "trace")
+    most = validate.count(most, "plots.trace(most=...)")
     alive = np.asarray(trace.alive)
     low, high = _window(steps, len(alive))
     weights = _sizes(trace)
-    shown, left_out = first(_paths(trace, weights), most)
+    shown, left_out = style.first(_paths(trace, weights), most)
 
     heights = [2.2] * len(shown) + [1.3]
     figure = style.empty(7.6, sum(heights))
@@ -169,7 +172,7 @@ def _window(steps: Checked[tuple[int, int]] | None, num_steps: int) -> tuple[int
         return 0, num_steps
     if not isinstance(steps, tuple | list) or len(steps) != 2:
         raise TypeError(f"`plots.trace(steps=...)` must be (first, last), got {steps!r}.")
-    low, high = (_validate.count(step, "plots.trace(steps=...)", least=0) for step in steps)
+    low, high = (validate.count(step, "plots.trace(steps=...)", least=0) for step in steps)
     if not low < high <= num_steps:
         raise ValueError(
             f"`plots.trace(steps=...)` must be (first, last) with first < last ≤ {num_steps}, the"

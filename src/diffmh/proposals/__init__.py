@@ -1,10 +1,5 @@
 """Proposals `q(x' | x)`, one small file per family."""
 
-from .choices import choose as choose
-from .choices import chosen as chosen
-from .choices import is_finite as is_finite
-from .choices import log_probabilities as log_probabilities
-from .choices import moved_part as moved_part
 from .finite import FiniteProposal as FiniteProposal
 from .finite import OtherState as OtherState
 from .finite import TransitionMatrix as TransitionMatrix
@@ -15,7 +10,9 @@ from .forgetting import forget as forget
 from .gaussian import CrankNicolson as CrankNicolson
 from .gaussian import GaussianProposal as GaussianProposal
 from .gaussian import GaussianWalk as GaussianWalk
+from .gaussian import check_floats as check_floats
 from .gaussian import scale_array as scale_array
+from .gaussian import scale_by_leaf as scale_by_leaf
 from .gaussian import scale_conditions as scale_conditions
 from .independence import Independence as Independence
 from .on import On as On

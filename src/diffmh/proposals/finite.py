@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .. import _validate
-from .._inversion import index_from_uniform
-from .._validate import Checked
+from ..base import validate
+from ..base.inversion import index_from_uniform
+from ..base.validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -28,6 +28,12 @@ class FiniteProposal(NoiseProposal):
     def log_prob(self, x, x_new):
         return jnp.log(self.probabilities(x)[x_new])
 
+    def log_probabilities(self, x: Int[Array, ""]) -> Float[Array, "n"]:
+        """`log q(· | x)`, to be differentiated."""
+        p = self.probabilities(x)
+        # Guarded twice: where p = 0 the derivative of the logarithm would be NaN.
+        return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), -jnp.inf)
+
 
 class OtherState(FiniteProposal):
     """One of the other states, each with probability `1/(n − 1)`. Best coupled by `Maximal`.
@@ -41,7 +47,7 @@ class OtherState(FiniteProposal):
     symmetric: bool = eqx.field(static=True)
 
     def __init__(self, num_states: Checked[int]):
-        self.num_states = _validate.count(num_states, "OtherState(num_states=...)", least=2)
+        self.num_states = validate.count(num_states, "OtherState(num_states=...)", least=2)
         self.symmetric = True
 
     def noise(self, key, x, num_steps):
@@ -59,8 +65,8 @@ class OtherState(FiniteProposal):
 
 
 class TransitionMatrix(FiniteProposal):
-    """From state `i` propose `j` with probability `matrix[i, j]`; rows sum to one, zeros and
-    asymmetry are welcome. The derivative by a matrix of theta is that of its normalised rows.
+    """From state `i` propose `j` with probability `probabilities[i, j]`; rows sum to one, zeros and
+    asymmetry are welcome. The derivative of a matrix of theta is that of its normalised rows.
 
     Best coupled by `Maximal`.
 
@@ -74,16 +80,16 @@ class TransitionMatrix(FiniteProposal):
     matrix: Float[Array, "n n"]
     symmetric: bool = eqx.field(static=True)
 
-    def __init__(self, matrix: Checked[Array]):
-        self.matrix = _validate.real_array(matrix, "TransitionMatrix(matrix=...)")
+    def __init__(self, probabilities: Checked[Array]):
+        self.matrix = validate.real_array(probabilities, "TransitionMatrix(probabilities=...)")
         shape = self.matrix.shape
         if self.matrix.ndim != 2 or shape[0] != shape[1] or shape[0] < 2:
             raise ValueError(
-                "`TransitionMatrix(matrix=...)` must be square with at least two states, got shape"
-                f" {shape}."
+                "`TransitionMatrix(probabilities=...)` must be square with at least two states, got"
+                f" shape {shape}."
             )
-        known = _validate.concrete(self.matrix)
-        values, _ = _validate.numpy_of(self.matrix)
+        known = validate.concrete(self.matrix)
+        values, _ = validate.numpy_of(self.matrix)
         self.symmetric = known and bool(np.all(values == values.T))
         if not known:
             # Entries that vary on their own leave the row sums: the derivative is that of the
@@ -92,7 +98,7 @@ class TransitionMatrix(FiniteProposal):
             self.matrix = self.matrix / (sums / jax.lax.stop_gradient(sums))
 
     def conditions(self):
-        return _validate.probabilities(self.matrix, "TransitionMatrix(matrix=...)")
+        return validate.probabilities(self.matrix, "TransitionMatrix(probabilities=...)")
 
     def noise(self, key, x, num_steps):
         _check_index(x, "TransitionMatrix", self.matrix.shape[0])
@@ -106,7 +112,7 @@ class TransitionMatrix(FiniteProposal):
 
     def refuse_start(self, x):
         size = self.matrix.shape[0]
-        refuse_labels(x, size, f"TransitionMatrix(matrix=...) of {size} states")
+        refuse_labels(x, size, f"TransitionMatrix(probabilities=...) of {size} states")
 
 
 def shifted(label: Array, shift: Array, num_values: int) -> Array:

@@ -18,9 +18,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PyTree
 
-from .. import _trees
+from ..base import trees
 from .gaussian import GaussianWalk
-from .on import On
 from .proposal import Proposal
 
 # Measured on N(0, I): in one dimension anything from 0.01 to 0.08 does alike; in ten, 0.02 has less
@@ -38,18 +37,14 @@ class Forgotten(eqx.Module):
 def forget(
     proposal: Proposal, x: PyTree, x_new: PyTree, tangent: PyTree, tangent_new: PyTree
 ) -> Forgotten | None:
-    """For one parameter; `None` for proposals that are no walks, whose tangents are their own
-    affair.
+    """The tangent of `x_new` with less of the state's, and the score of what was taken off, for
+    one parameter; `None` for proposals other than walks, whose tangents are left as they are.
     """
-    if isinstance(proposal, On):
-        parts = (proposal.where(each) for each in (x, x_new, tangent, tangent_new))
-        found = forget(proposal.proposal, *parts)
-        if found is None:
-            return None
-        return Forgotten(proposal.replace(tangent_new, found.tangent), found.score)
-    if not isinstance(proposal, GaussianWalk):
+    walk = proposal.part_proposal
+    if not isinstance(walk, GaussianWalk):
         return None
-    z = proposal.whiten(_trees.subtract(x_new, x))
+    x, part_new, tangent, moved = map(proposal.moved_part, (x, x_new, tangent, tangent_new))
+    z = walk.whiten(trees.subtract(part_new, x))
     shift = jax.tree.map(lambda leaf: RATE * leaf, tangent)
-    score = _trees.dot(z, proposal.whiten(shift))
-    return Forgotten(_trees.subtract(tangent_new, shift), score)
+    score = trees.dot(z, walk.whiten(shift))
+    return Forgotten(proposal.with_moved_part(tangent_new, trees.subtract(moved, shift)), score)

@@ -4,6 +4,7 @@
 # itself.
 
 import math
+import operator
 from abc import abstractmethod
 
 import equinox as eqx
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from .. import _trees, _validate
-from .._validate import Checked
+from ..base import trees, validate
+from ..base.validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -33,12 +34,12 @@ class GaussianProposal(NoiseProposal):
 
     @property
     def scale_name(self) -> str:
-        """What its user calls `L`."""
+        """The argument that `L` comes from, for messages."""
         return f"{type(self).__name__}(scale=...)"
 
     def noise(self, key, x, num_steps):
         """`L z` for each step."""
-        self.refuse_whole(x)
+        self.check_floats(x)
         leaves, structure = jax.tree.flatten(x)
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         draws = [
@@ -47,32 +48,25 @@ class GaussianProposal(NoiseProposal):
         ]
         return jax.vmap(self.colour)(jax.tree.unflatten(structure, draws))
 
-    def refuse_whole(self, x: PyTree) -> None:
+    def check_floats(self, x: PyTree) -> None:
         """Refuses states that are not floats; their shapes and dtypes are enough."""
-        name = self.scale_name.partition("(")[0]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise TypeError(
-                    f"`{name}` moves floats, but state{jax.tree_util.keystr(path)} is"
-                    f" {leaf.dtype}: start from a float (`init`, or `x`), or move the real part"
-                    " alone with `On(where, ...)`."
-                )
+        remedy = "(`init`, or `x`), or move the real part alone with `On(where, ...)`"
+        check_floats(x, self.scale_name.partition("(")[0], remedy)
 
     def conditions(self):
         return scale_conditions(self.scale, self.scale_name)
 
     def move(self, x, noise):
-        return _trees.add(self.mean(x), noise)
+        return trees.add(self.mean(x), noise)
 
     def log_prob(self, x, x_new):
-        z = self.whiten(_trees.subtract(x_new, self.mean(x)))
-        size = sum(leaf.size for leaf in jax.tree.leaves(x))
-        log_constant = 0.5 * size * math.log(2 * math.pi) + self._log_determinant(x)
-        return -0.5 * _trees.dot(z, z) - log_constant
+        z = self.whiten(trees.subtract(x_new, self.mean(x)))
+        log_constant = 0.5 * trees.size(x) * math.log(2 * math.pi) + self._log_determinant(x)
+        return -0.5 * trees.dot(z, z) - log_constant
 
     def colour(self, z: PyTree) -> PyTree:
         """`L z`."""
-        return self._apply(z, lambda scale, leaf: scale * leaf, lambda scale, flat: scale @ flat)
+        return self._apply(z, operator.mul, operator.matmul)
 
     def whiten(self, step: PyTree) -> PyTree:
         """`L⁻¹ step`."""
@@ -80,8 +74,7 @@ class GaussianProposal(NoiseProposal):
 
     def pull(self, gradient: PyTree) -> PyTree:
         """`Lᵀ gradient`: the gradient with respect to `L⁻¹ x`."""
-        transposed = lambda scale, flat: scale.T @ flat
-        return self._apply(gradient, lambda scale, leaf: scale * leaf, transposed)
+        return self._apply(gradient, operator.mul, lambda scale, flat: scale.T @ flat)
 
     def _apply(self, tree, elementwise, matrix):
         if not eqx.is_array(self.scale):
@@ -99,31 +92,19 @@ class GaussianProposal(NoiseProposal):
 
     def _by_leaf(self, x: PyTree) -> PyTree:
         """The scale of each leaf, where `scale` is a pytree."""
-        name = f"`{self.scale_name}`"
-        expected, found = jax.tree.structure(x), jax.tree.structure(self.scale)
-        if expected != found:
-            raise ValueError(f"{name} must be a pytree like the state, {expected}, got {found}.")
-
-        def fitted(path, scale, leaf):
-            if scale.shape not in ((), leaf.shape):
-                raise ValueError(
-                    f"{name}{jax.tree_util.keystr(path)} of shape {scale.shape} does not fit the"
-                    f" state's {leaf.shape}: give a number or that shape."
-                )
-            return scale.astype(leaf.dtype)
-
-        return jax.tree_util.tree_map_with_path(fitted, self.scale, x)
+        scales = scale_by_leaf(self.scale, x, self.scale_name)
+        return jax.tree.map(lambda scale, leaf: scale.astype(leaf.dtype), scales, x)
 
     def _log_determinant(self, x: PyTree) -> Array:
         if not eqx.is_array(self.scale):
-            logs = jax.tree.map(
-                lambda scale, leaf: jnp.sum(jnp.log(jnp.broadcast_to(scale, leaf.shape))),
-                self._by_leaf(x),
-                x,
-            )
-            return jnp.sum(jnp.stack(jax.tree.leaves(logs)))
+
+            def log_volume(scale, leaf):
+                return jnp.sum(jnp.log(jnp.broadcast_to(scale, leaf.shape)))
+
+            logs = jax.tree.leaves(jax.tree.map(log_volume, self._by_leaf(x), x))
+            return jnp.sum(jnp.stack(logs))
         if self.scale.ndim == 0:
-            return sum(leaf.size for leaf in jax.tree.leaves(x)) * jnp.log(self.scale)
+            return trees.size(x) * jnp.log(self.scale)
         return jnp.sum(jnp.log(self.scale)) if self.scale.ndim == 1 else _log_volume(self.scale)
 
 
@@ -204,20 +185,20 @@ class CrankNicolson(GaussianProposal):
     symmetric: bool = eqx.field(static=True)
 
     def __init__(self, beta: Checked[ArrayLike], scale: PyTree = 1.0, centre: PyTree = 0.0):
-        self.beta = _validate.real_array(beta, "CrankNicolson(beta=...)", shape=())
+        self.beta = validate.real_array(beta, "CrankNicolson(beta=...)", shape=())
         prior = scale_array(scale, self.scale_name)
-        _validate.require((*self._beta_in_range(), *scale_conditions(prior, self.scale_name)))
+        validate.require((*self._beta_in_range(), *scale_conditions(prior, self.scale_name)))
         self.scale = jax.tree.map(lambda scale: self.beta * scale, prior)
-        self.centre = _validate.real_arrays(centre, "CrankNicolson(centre=...)")
+        self.centre = validate.real_arrays(centre, "CrankNicolson(centre=...)")
         self.symmetric = False
 
-    def _beta_in_range(self) -> tuple[_validate.Condition, ...]:
-        beta, _ = _validate.numpy_of(self.beta)
+    def _beta_in_range(self) -> tuple[validate.Condition, ...]:
+        beta, _ = validate.numpy_of(self.beta)
         name = "`CrankNicolson(beta=...)` must be in (0, 1]"
-        return (_validate.Condition((beta > 0) & (beta <= 1), self.beta, name),)
+        return (validate.Condition((beta > 0) & (beta <= 1), self.beta, name),)
 
     def conditions(self):
-        centre = _validate.finite(self.centre, "CrankNicolson(centre=...)")
+        centre = validate.finite(self.centre, "CrankNicolson(centre=...)")
         return (*self._beta_in_range(), *super().conditions(), *centre)
 
     def mean(self, x):
@@ -234,7 +215,7 @@ class CrankNicolson(GaussianProposal):
 def scale_array(scale: PyTree, name: str) -> PyTree:
     """A number, vector or square matrix as an array, or a pytree of arrays; of floats."""
     if eqx.is_array_like(scale) or _numbers(scale):
-        array = _validate.real_array(scale, name)
+        array = validate.real_array(scale, name)
         if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != array.shape[1]):
             raise ValueError(
                 f"`{name}` must be a number, a vector or a square matrix, got shape {array.shape}."
@@ -245,25 +226,53 @@ def scale_array(scale: PyTree, name: str) -> PyTree:
             f"`{name}` must be a number, a vector, a matrix or a pytree of scales like the state,"
             f" got {scale!r}."
         )
-    return _validate.real_arrays(scale, name)
+    return validate.real_arrays(scale, name)
 
 
 def _numbers(scale: PyTree) -> bool:
-    """Whether it is a vector or a matrix written as lists or tuples of Python numbers."""
+    """True for a vector or a matrix written as lists or tuples of Python numbers."""
     if isinstance(scale, list | tuple) and not hasattr(scale, "_fields"):
         return bool(scale) and all(_numbers(entry) for entry in scale)
     return isinstance(scale, int | float)
 
 
-def scale_conditions(scale: PyTree, name: str) -> tuple[_validate.Condition, ...]:
+def scale_conditions(scale: PyTree, name: str) -> tuple[validate.Condition, ...]:
     """Positive and finite; a matrix is lower-triangular with a positive diagonal."""
     if not (eqx.is_array(scale) and scale.ndim == 2):
         leaves = jax.tree.leaves(scale)
-        return tuple(each for leaf in leaves for each in _validate.positive(leaf, name))
-    matrix, xp = _validate.numpy_of(scale)
+        return tuple(each for leaf in leaves for each in validate.positive(leaf, name))
+    matrix, xp = validate.numpy_of(scale)
     triangular = xp.all(xp.triu(matrix, 1) == 0) & xp.all(xp.diagonal(matrix) > 0)
     wanted = (
         f"`{name}` must be lower-triangular with a positive diagonal"
         " (`jnp.linalg.cholesky(covariance)`)"
     )
-    return (_validate.Condition(triangular, scale, wanted), *_validate.finite(scale, name))
+    return (validate.Condition(triangular, scale, wanted), *validate.finite(scale, name))
+
+
+def scale_by_leaf(scale: PyTree, x: PyTree, name: str) -> PyTree:
+    """The scale of each leaf of the state, from a pytree of scales like the state."""
+    expected, found = jax.tree.structure(x), jax.tree.structure(scale)
+    if expected != found:
+        raise ValueError(
+            f"`{name}` must be a number or a pytree like the state, {expected}, got {found}."
+        )
+
+    def fitted(path, scale, leaf):
+        if jnp.shape(scale) not in ((), jnp.shape(leaf)):
+            raise ValueError(
+                f"`{name}`{jax.tree_util.keystr(path)} of shape {jnp.shape(scale)} does not fit the"
+                f" state's {jnp.shape(leaf)}: give a number or that shape."
+            )
+        return scale
+
+    return jax.tree_util.tree_map_with_path(fitted, scale, x)
+
+
+def check_floats(x: PyTree, name: str, remedy: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"`{name}` moves floats, but state{jax.tree_util.keystr(path)} is {leaf.dtype}:"
+                f" start from a float {remedy}."
+            )

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .. import _validate
+from ..base import validate
 from .proposal import NoiseProposal
 
 
@@ -32,7 +32,7 @@ class Independence(NoiseProposal):
 
     def __init__(self, distribution: Any):
         for method in ("sample", "log_prob"):
-            _validate.function(
+            validate.function(
                 getattr(distribution, method, None),
                 "Independence(distribution)",
                 f"distribution.{method}",

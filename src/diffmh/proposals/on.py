@@ -7,11 +7,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from .. import _parts, _validate
-from .._validate import Checked
+from ..base import parts, validate
+from ..base.validate import Checked
 from .proposal import NoiseProposal, Proposal, move, proposal_noise
 
 
@@ -44,15 +42,15 @@ class On(NoiseProposal):
     symmetric: bool = eqx.field(static=True)
 
     def __init__(self, where: Checked[Callable[[Any], Any]], proposal: Checked[Proposal]):
-        self.where = _validate.function(where, "On(where, proposal)", "where", "state -> part")
-        self.proposal = _validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
+        self.where = validate.function(where, "On(where, proposal)", "where", "state -> part")
+        self.proposal = validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
         self.symmetric = proposal.symmetric
 
     def sample(self, key, x):
         return self.replace(x, self.proposal.sample(key, self.where(x)))
 
     def noise(self, key, x, num_steps):
-        return proposal_noise(self.proposal, key, self.form(x), num_steps)
+        return proposal_noise(self.proposal, key, jax.eval_shape(self.where, x), num_steps)
 
     def move(self, x, noise):
         return self.replace(x, move(self.proposal, self.where(x), noise))
@@ -64,38 +62,19 @@ class On(NoiseProposal):
         return self.proposal.conditions()
 
     def refuse_start(self, x):
-        _parts.places(self.where, x, "On(where, ...)")
+        parts.places(self.where, x, "On(where, ...)")
         self.proposal.refuse_start(self.where(x))
 
-    def form(self, x: Any) -> Any:
-        """The shapes and dtypes of the part; `x` may be as little as its own."""
-        return jax.eval_shape(self.where, x)
+    @property
+    def part_proposal(self):
+        return self.proposal.part_proposal
+
+    def moved_part(self, x):
+        return self.proposal.moved_part(self.where(x))
+
+    def with_moved_part(self, x, part):
+        return self.replace(x, self.proposal.with_moved_part(self.where(x), part))
 
     def replace(self, x: Any, part: Any) -> Any:
         """`x` with `part` in its place."""
-        places = _parts.places(self.where, x, "On(where, ...)")
-        if places is None:
-            return _parts.replace(self.where, x, part)
-        leaves, structure = jax.tree.flatten(x)
-        starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
-        for value, place in zip(jax.tree.leaves(part), places, strict=True):
-            owner = int(np.searchsorted(starts, place.flat[0], side="right")) - 1
-            local = place - starts[owner]
-            if np.any((local < 0) | (local >= leaves[owner].size)):
-                raise ValueError(
-                    "`On(where, ...)`: `where` joins several arrays of the state into one: return"
-                    " them side by side, as in `lambda x: (x[0], x[1])`."
-                )
-            leaves[owner] = _put(leaves[owner], local, value)
-        return jax.tree.unflatten(structure, leaves)
-
-
-def _put(leaf: Any, local: np.ndarray | np.integer, value: Any) -> Any:
-    """`leaf` with `value` at the flat indices `local`, which are fixed: no scatter."""
-    if np.array_equal(local, np.arange(leaf.size).reshape(leaf.shape)):
-        return value
-    chosen, source = np.zeros(leaf.size, bool), np.zeros(leaf.size, int)
-    chosen[local.ravel()] = True
-    source[local.ravel()] = np.arange(local.size)
-    spread = value.reshape(()) if local.size == 1 else value.ravel()[source].reshape(leaf.shape)
-    return jnp.where(chosen.reshape(leaf.shape), spread, leaf)
+        return parts.replace(self.where, x, part, "On(where, ...)")

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from .. import _validate
-from .._validate import Checked
+from ..base import validate
+from ..base.validate import Checked
 from .finite import check_label_dtype, refuse_labels, shifted
 from .proposal import NoiseProposal
 from .spin_flip import checked_site, ravel_site, refuse_site
@@ -22,7 +22,7 @@ class OneLabel(NoiseProposal):
     each with probability `1/(n − 1)`.
 
     The entry is drawn uniformly, or is always `site` (an index, or a tuple of them): a sweep in
-    fixed order is `Cycle(*(MetropolisHastings(density, OneLabel(n, site=i)) for i in range(m)))`.
+    fixed order is `Sweep(lambda i: MetropolisHastings(density, OneLabel(n, site=i)), m)`.
     Best coupled by `SameSite`: the alternative is proposed the same value at the same site, or,
     where it has that value already, the primal's own.
 
@@ -43,7 +43,7 @@ class OneLabel(NoiseProposal):
     def __init__(
         self, num_values: Checked[int], site: Checked[int | tuple[int, ...]] | None = None
     ):
-        self.num_values = _validate.count(num_values, "OneLabel(num_values=...)", least=2)
+        self.num_values = validate.count(num_values, "OneLabel(num_values=...)", least=2)
         self.site = checked_site(site, "OneLabel(site=...)")
         self.symmetric = True
 

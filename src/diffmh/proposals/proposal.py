@@ -11,8 +11,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
-from .. import _validate
-from .._lowering import rounding
+from ..base import trees, validate
+from ..fast import rounding
 
 
 class Proposal(eqx.Module):
@@ -25,7 +25,7 @@ class Proposal(eqx.Module):
     An asymmetric example, a multiplicative walk on the positive numbers:
 
     >>> import jax, jax.numpy as jnp, diffmh
-    >>> class LogWalk(diffmh.Proposal):
+    >>> class LogWalk(diffmh.extend.Proposal):
     ...     scale: float
     ...     symmetric: bool = False
     ...     def sample(self, key, x):
@@ -62,22 +62,39 @@ class Proposal(eqx.Module):
         """
         return None
 
-    def conditions(self) -> tuple[_validate.Condition, ...]:
-        """What must hold of its parameters, such as `diffmh.Condition(self.scale > 0, self.scale,
-        "`LogWalk(scale=...)` must be positive")`. A proposal of which one is known not to hold
+    def conditions(self) -> tuple[validate.Condition, ...]:
+        """The ranges of its parameters, such as `Condition(self.scale > 0, self.scale,
+        \"`LogWalk(scale=...)` must be positive")`. A proposal of which one is known not to hold
         cannot be made; where its parameters are functions of theta under `jit`, the result is NaN.
         """
         return ()
 
     def __check_init__(self):
-        if _validate.concrete(self):
-            _validate.require(self.conditions())
+        if validate.concrete(self):
+            validate.require(self.conditions())
 
     def refuse_start(self, x: PyTree) -> None:
         """Raises `ValueError` where this is not a state that the proposal can move, naming what
         is wrong with it. `x` is one state whose values are known.
         """
         del x
+
+    # A proposal moves all of a state; `On`, which moves a part, defines these three otherwise.
+    # Whatever looks into a proposal asks them: `with_moved_part(x, moved_part(x_new)) == x_new`,
+    # and `moved_part(x_new)` is drawn by `part_proposal` from `moved_part(x)`.
+
+    @property
+    def part_proposal(self) -> "Proposal":
+        """The proposal of the part that moves."""
+        return self
+
+    def moved_part(self, x: PyTree) -> PyTree:
+        """The part of `x` that it moves."""
+        return x
+
+    def with_moved_part(self, x: PyTree, part: PyTree) -> PyTree:
+        """`x` with that part replaced."""
+        return part
 
 
 class Coupling(eqx.Module):
@@ -94,7 +111,7 @@ class Coupling(eqx.Module):
     In the time loop `key` is the coupling's own, independent of `x_new`.
 
     >>> import jax, diffmh
-    >>> class Antithetic(diffmh.Coupling):        # for GaussianWalk: y moves against x
+    >>> class Antithetic(diffmh.extend.Coupling):        # for GaussianWalk: y moves against x
     ...     def propose(self, key, proposal, x, x_new, y):
     ...         return jax.numpy.where(x == y, x_new, y - (x_new - x))
     """
@@ -129,15 +146,16 @@ class NoiseProposal(Proposal):
         """`h(x, ε)`."""
 
     def sample(self, key: Key[Array, ""], x: PyTree) -> PyTree:
-        noise = jax.tree.map(lambda leaf: leaf[0], self.noise(key, x, 1))
-        # Settled, so that every use of the sample within a program sees the same bits.
-        never = rounding.never(jax.random.fold_in(key, 0x6E6576))
-        return rounding.settle(self.move(x, rounding.settle(noise, never)), never)
+        noise = trees.take(self.noise(key, x, 1), 0)
+        # Every use of the sample within a program must see the same bits.
+        opaque_false = rounding.opaque_false(jax.random.fold_in(key, 0x6E6576))
+        moved = self.move(x, rounding.round_here(noise, opaque_false))
+        return rounding.round_here(moved, opaque_false)
 
 
 def proposal_noise(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-    """The randomness of `num_steps` proposals: noise where the proposal has it apart, else a key
-    for each.
+    """The randomness of `num_steps` proposals: its noise for a `NoiseProposal`, else a key for
+    each.
     """
     if isinstance(proposal, NoiseProposal):
         return proposal.noise(key, x, num_steps)
@@ -146,13 +164,11 @@ def proposal_noise(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps
 
 def move(proposal: Proposal, x: PyTree, noise: PyTree) -> PyTree:
     """`x'` from `x` and one step's worth of `proposal_noise`."""
-    return (
-        proposal.move(x, noise)
-        if isinstance(proposal, NoiseProposal)
-        else proposal.sample(noise, x)
-    )
+    if isinstance(proposal, NoiseProposal):
+        return proposal.move(x, noise)
+    return proposal.sample(noise, x)
 
 
 def draw_one(proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
     """One step's worth of `proposal_noise`."""
-    return jax.tree.map(lambda leaf: leaf[0], proposal_noise(proposal, key, x, 1))
+    return trees.take(proposal_noise(proposal, key, x, 1), 0)

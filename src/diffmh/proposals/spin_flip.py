@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from .. import _validate
-from .._validate import Checked
+from ..base import validate
+from ..base.validate import Checked
 from .proposal import NoiseProposal
 
 
@@ -19,9 +20,9 @@ class SpinFlip(NoiseProposal):
     """One site of a ±1 array is proposed to be +1 or −1 with probability ½ each.
 
     The site is drawn uniformly, or is always `site` (an index, or a tuple of them): a sweep in
-    fixed order is a `Cycle` of those. Half of the proposals leave the state as it is. With common
-    random numbers, its default coupling, both chains are proposed the same spin at the same site:
-    the monotone coupling.
+    fixed order is `Sweep(lambda i: MetropolisHastings(density, SpinFlip(i)), m)`. Half of the
+    proposals leave the state as it is. With common random numbers, its default coupling, both
+    chains are proposed the same spin at the same site: the monotone coupling.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.SpinFlip(site=(0, 1)).sample(jax.random.key(1), jnp.ones((2, 2), int)).shape
@@ -80,11 +81,21 @@ class SpinFlip(NoiseProposal):
 def checked_site(
     site: Checked[int | tuple[int, ...]] | None, name: str
 ) -> Int[Array, "ndim"] | None:
-    """The indices of one site as an array, so that a `Cycle` over sites is one loop."""
+    """The indices of one site as an array, so that a `Cycle` over sites is one loop. They may be
+    traced, as the site of a `Sweep` is.
+    """
     if site is None:
         return None
     sites = site if isinstance(site, tuple) else (site,)
-    return jnp.array([_validate.count(index, name, least=0) for index in sites])
+    return jnp.stack([_checked_index(index, name) for index in sites])
+
+
+def _checked_index(index: Any, name: str) -> Int[Array, ""]:
+    if validate.concrete(index):
+        return jnp.asarray(validate.count(index, name, least=0))
+    if index.shape != () or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must be a whole number, or a tuple of them, got {index}.")
+    return index
 
 
 def refuse_site(site: Int[Array, "ndim"] | None, shape: tuple[int, ...], name: str) -> None:
@@ -92,7 +103,7 @@ def refuse_site(site: Int[Array, "ndim"] | None, shape: tuple[int, ...], name: s
         return
     if site.shape != (len(shape),):
         raise ValueError(f"`{name}` needs {len(shape)} indices for an array of shape {shape}.")
-    if _validate.concrete(site) and np.any(np.asarray(site) >= np.asarray(shape)):
+    if validate.concrete(site) and np.any(np.asarray(site) >= np.asarray(shape)):
         raise ValueError(
             f"`{name}` is {tuple(np.asarray(site).tolist())}, which an array of shape {shape} does"
             " not have."

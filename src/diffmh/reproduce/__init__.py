@@ -3,9 +3,9 @@ and draws its figure from the saved data alone.
 """
 
 from .catalogue import EXPERIMENTS as EXPERIMENTS
+from .experiment import Claim as Claim
 from .experiment import Experiment as Experiment
-from .experiment import Outcome as Outcome
 from .experiment import Refused as Refused
-from .experiment import Row as Row
+from .experiment import Result as Result
 from .run import Stopped as Stopped
 from .run import reproduce as reproduce

@@ -10,29 +10,23 @@ from matplotlib.figure import Figure
 
 from ..estimators import StochasticDerivative
 from ..models import ising as model
-from ..optimise import optimise
 from ..plots import style
+from ..tools.optimise import optimise
 from .data import Data
-from .experiment import Experiment, Outcome, Row, digits
+from .experiment import Claim, Experiment, Result, digits, within
 from .lattice import SIZE, START, climb, moments
-from .progress import Progress
-
-
-class Climb(Data):
-    """Temperature and heat capacity at each iteration."""
-
-    theta: Float[np.ndarray, "n"]
-    value: Float[np.ndarray, "n"]
+from .progress import Status
 
 
 class Ascents(Data):
-    """The paper's budget with one coupled and one uncoupled chain, many chains across, the average
-    of the latter's second half, and the exact peak.
+    """Temperature and heat capacity at each iteration: with the paper's budget and one coupled and
+    one uncoupled chain, and with many chains across; the average of the latter's second half, and
+    the exact peak.
     """
 
-    coupled: Climb
-    uncoupled: Climb
-    ours: Climb
+    coupled: Float[np.ndarray, "2 n"]
+    uncoupled: Float[np.ndarray, "2 n"]
+    ours: Float[np.ndarray, "2 m"]
     average: float
     peak: float
 
@@ -45,71 +39,43 @@ def of_one_chain(flip: bool):
     return lambda t, key: model.heat_capacity(t, mean(t, key))
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Ascents]:
+def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Ascents]:
     paper_iterations, rate = (100, 0.03) if fast else (1_000, 0.003)
-    paper = {}
-    for i, name in enumerate(
-        progress.over(("coupled", "uncoupled"), lambda name: f"one {name} chain")
-    ):
-        paper[name] = optimise(
-            of_one_chain(name == "uncoupled"),
-            START,
-            jax.random.fold_in(key, i),
-            optimizer=optax.adam(rate),
-            num_iterations=paper_iterations,
-            maximise=True,
-            progress=progress.along(f"iteration with one {name} chain"),
-        )
+    steps = {"optimizer": optax.adam(rate), "num_iterations": paper_iterations, "maximise": True}
+    found = {}
+    for i, name in enumerate(("coupled", "uncoupled")):
+        steps["progress"] = progress.along(f"iteration with one {name} chain")
+        key_path = jax.random.fold_in(key, i)
+        found[name] = optimise(of_one_chain(name == "uncoupled"), START, key_path, **steps)
     num_iterations, tolerance = (60, 0.1) if fast else (240, 0.02)
     num_samples, burn_in, num_chains = (200, 200, 64) if fast else (400, 300, 256)
     mean = moments(num_samples, burn_in, num_chains, estimator=StochasticDerivative(alternatives=4))
-    ours = climb(jax.random.fold_in(key, 2), mean, num_iterations, progress)
-    paths = {
-        name: Climb(np.asarray(path.theta), np.asarray(path.value))
-        for name, path in (*paper.items(), ("ours", ours))
-    }
-    data = Ascents(**paths, average=float(ours.average), peak=model.peak(SIZE))
+    found["ours"] = climb(jax.random.fold_in(key, 2), mean, num_iterations, progress)
+    paths = {name: np.stack([path.theta, path.value]) for name, path in found.items()}
+    data = Ascents(**paths, average=float(found["ours"].average), peak=model.peak(SIZE))
     budget = f"{paper_iterations} iterations of Adam {rate}"
     settings = (
         f"L = {SIZE}, from T = {START}. One chain: 100 + 1,000 sweeps, {budget}. Across chains:"
         f" {num_chains} chains of {burn_in} + {num_samples} sweeps, 4 alternatives,"
         f" {num_iterations} iterations."
     )
-    return Outcome(data, settings, _rows(data, budget, tolerance))
+    return Result(data, settings, _rows(data, budget, tolerance))
 
 
-def _rows(data: Ascents, budget: str, tolerance: float) -> list[Row]:
+def _rows(data: Ascents, budget: str, tolerance: float) -> list[Claim]:
     def last(climb):
-        return float(np.mean(climb.theta[-(len(climb.theta) // 20) :]))
+        return float(np.mean(climb[0, -(climb.shape[1] // 20) :]))
 
+    peak, average = data.peak, data.average
     coupled, uncoupled = last(data.coupled), last(data.uncoupled)
-    error = batch_error(data.ours.theta[len(data.ours.theta) // 2 :])
-    exact = f"{data.peak:.4f}"
+    ours = digits(average, batch_error(data.ours[0, data.ours.shape[1] // 2 :]))
+    averaged = "T of greatest C: averaged iterates, across chains"
+    one_coupled = f"T at the end, one coupled chain, {budget}"
+    failing = ("≈ 6", f"{peak:.4f}", f"{uncoupled:.3f}", "fails: further than 1")
     return [
-        Row(
-            "T of greatest C: averaged iterates, across chains",
-            "≈ 2.42",
-            exact,
-            digits(data.average, error),
-            f"within {tolerance}",
-            abs(data.average - data.peak) < tolerance,
-        ),
-        Row(
-            f"T at the end, one coupled chain, {budget}",
-            "≈ 2.42",
-            exact,
-            f"{coupled:.3f}",
-            "within 0.3",
-            abs(coupled - data.peak) < 0.3,
-        ),
-        Row(
-            f"T at the end, one uncoupled chain, {budget}",
-            "≈ 6",
-            exact,
-            f"{uncoupled:.3f}",
-            "fails: further than 1",
-            abs(uncoupled - data.peak) > 1,
-        ),
+        within(averaged, "≈ 2.42", peak, average, tolerance, ours),
+        within(one_coupled, "≈ 2.42", peak, coupled, 0.3),
+        Claim(f"T at the end, one uncoupled chain, {budget}", *failing, abs(uncoupled - peak) > 1),
     ]
 
 
@@ -127,14 +93,14 @@ def plot(data: Ascents, narrow: bool) -> Figure:
         (data.coupled, style.RED, "one coupled chain"),
         (data.uncoupled, style.GREY, "one uncoupled chain"),
     ):
-        temperature.plot(path.theta, color=colour, lw=1.4, label=label)
-        capacity.plot(path.value, color=colour, lw=0.5, alpha=0.8)
+        temperature.plot(path[0], color=colour, lw=1.4, label=label)
+        capacity.plot(path[1], color=colour, lw=0.5, alpha=0.8)
     style.name(temperature, "a) the paper's budget", "iteration", "T")
     style.name(capacity, "b) C on the way", "iteration", "C")
     style.key(temperature, loc="lower left", bbox_to_anchor=(0.0, 0.1))
 
-    length = len(data.ours.theta)
-    ours.plot(data.ours.theta, color=style.BLUE, lw=1.2, label="iterates")
+    length = data.ours.shape[1]
+    ours.plot(data.ours[0], color=style.BLUE, lw=1.2, label="iterates")
     level, label = [data.average] * 2, f"average {data.average:.4f}"
     ours.plot([length // 2, length], level, color=style.INK, lw=1.4, label=label)
     style.name(ours, "c) many chains, averaged", "iteration", "T")

@@ -9,15 +9,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 from matplotlib.figure import Figure
 
+from .._expectation import expectation
 from ..estimators import StochasticDerivative
-from ..expectation import expectation
 from ..models import gaussian
 from ..plots import style
 from ..plots.trace import Branch, branch, plot_branches, plot_primal, spans
-from ..trace import trace
+from ..tools.trace import trace
 from .data import Data
-from .experiment import Experiment, Outcome, Row, against_exact
-from .progress import Progress
+from .experiment import Claim, Experiment, Result, against_exact
+from .progress import Status
 
 THETA, NUM_STEPS, WINDOW = 0.5, 200, (50, 100)
 
@@ -38,7 +38,7 @@ class Branching(Data):
     theta: float
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Branching]:
+def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Branching]:
     key_path, key_mean = jax.random.split(key)
     one_sided = StochasticDerivative("one-sided")
     runs = {"init": 0.0, "num_steps": NUM_STEPS, "estimator": one_sided}
@@ -48,13 +48,10 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Bran
     runs = {"init": 0.0, "num_samples": 150, "burn_in": 50, "num_chains": num_chains}
     mean = expectation(lambda theta, x: x, gaussian.sampler(), **runs)
     report = mean.run(THETA, key_mean)
+    slot = ("alternative", "weight", "alive", "born", "recoupled")
     data = Branching(
         primal=np.concatenate([np.asarray(path.init)[None], path.primal]),
-        alternative=np.asarray(path.alternative[:, 0]),
-        weight=np.asarray(path.weight[:, 0]),
-        alive=np.asarray(path.alive[:, 0]),
-        born=np.asarray(path.born[:, 0]),
-        recoupled=np.asarray(path.recoupled[:, 0]),
+        **{name: np.asarray(getattr(path, name)[:, 0]) for name in slot},
         first=WINDOW[0],
         last=WINDOW[1],
         theta=THETA,
@@ -62,14 +59,14 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Bran
     time, what = float(report.recoupling_time), "steps until an alternative meets the primal"
     slope, error = float(report.gradient), float(report.gradient_error)
     rows = [
-        Row(f"{what}, N(θ,1)", "≈ 5", "—", f"{time:.2f}", "1 to 10", 1 < time < 10),
+        Claim(f"{what}, N(θ,1)", "≈ 5", "—", f"{time:.2f}", "1 to 10", 1 < time < 10),
         against_exact("dE[x]/dθ, N(θ,1)", 1.0, slope, error, form=".4f"),
     ]
     settings = (
         f"θ = 0.5, Gaussian walk of scale 2.38 from 0, maximal reflection, {NUM_STEPS} steps;"
         f" dE[x]/dθ from {num_chains:,} chains."
     )
-    return Outcome(data, settings, rows)
+    return Result(data, settings, rows)
 
 
 def branches(data: Branching) -> list[Branch]:
@@ -78,9 +75,7 @@ def branches(data: Branching) -> list[Branch]:
 
 
 def plot(data: Branching, narrow: bool) -> Figure:
-    figure, (ax,) = style.panels(7.6, height=3.2)
-    if narrow:
-        figure.set_size_inches(style.NARROW, 3.4)
+    figure, ax = style.one_panel(7.6, 3.2, narrow, 3.4)
     plot_branches(ax, branches(data), data.first, data.last)
     plot_primal(ax, data.primal, data.first, data.last)
     ax.axhline(data.theta, color=style.FAINT, lw=1, zorder=0)

@@ -18,11 +18,7 @@ def named(names: list[str]) -> list[Experiment]:
     ['recoupling', 'mixture']
     """
     by_number = {str(experiment.figure): experiment for experiment in EXPERIMENTS.values()}
-    known = (
-        EXPERIMENTS
-        | by_number
-        | {f"fig{number}": experiment for number, experiment in by_number.items()}
-    )
+    known = EXPERIMENTS | by_number | {f"fig{number}": one for number, one in by_number.items()}
     unknown = [name for name in names if name.lower() not in known]
     if unknown:
         raise Refused(

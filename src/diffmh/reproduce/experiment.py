@@ -12,16 +12,21 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 from matplotlib.figure import Figure
 
-from ..expectation import Differentiable
+from .._expectation import Differentiable
+from ..reports.display import number_with_error
 from .data import D
-from .progress import Progress
+from .progress import Status
 
 
 class Refused(ValueError):
     """What cannot be run was asked for; nothing was computed. Its text says why, and what to do."""
 
 
-class Row(NamedTuple):
+# The heads of the table, of a `Claim`'s fields in their order.
+COLUMNS = ("quantity", "paper", "exact", "ours ± error", "bar", "verdict")
+
+
+class Claim(NamedTuple):
     """A line of the table. `passed` is `None` where nothing is claimed."""
 
     quantity: str
@@ -33,14 +38,14 @@ class Row(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome(Generic[D]):
-    """What an experiment found: the data that its figure is drawn from, its settings in words,
-    and its rows of the table.
+class Result(Generic[D]):
+    """The data that an experiment's figure is drawn from, its settings in words, and its lines of
+    the table.
     """
 
     data: D
     settings: str
-    rows: list[Row]
+    rows: list[Claim]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Experiment(Generic[D]):
     title: str
     shows: str
     data: type[D]
-    compute: Callable[[Key[Array, ""], bool, Progress], Outcome[D]]
+    compute: Callable[[Key[Array, ""], bool, Status], Result[D]]
     plot: Callable[[D, bool], Figure]
     film: Callable[[D], dict[str, Any]] | None = None
 
@@ -64,30 +69,44 @@ Z = 5.0
 
 
 def digits(value: float, error: float) -> str:
-    """`value ± error`, with two digits of the error."""
+    """`value ± error`, with two digits of the error; the value alone if it has none."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.5g}"
-    places = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{places}f} ± {error:.{places}f}"
+    return number_with_error(value, error)
 
 
 def against_exact(
     quantity: str, exact: float, value: float, error: float, paper: str = "—", form: str = ".5g"
-) -> Row:
-    """A row that passes where `value` is within five standard errors of the exact answer, or of
-    float32's last digits.
+) -> Claim:
+    """Passed where `value` is within five standard errors of the exact answer, or of float32's last
+    digits.
     """
     passed = abs(value - exact) <= Z * error + 1e-5 * abs(exact)
-    return Row(
-        quantity, paper, format(exact, form), digits(value, error), f"|z| < {Z:.0f}", bool(passed)
-    )
+    ours = digits(value, error)
+    return Claim(quantity, paper, format(exact, form), ours, f"|z| < {Z:.0f}", bool(passed))
 
 
-def worst(quantity: str, what: str, exact: np.ndarray, value: np.ndarray, error: np.ndarray) -> Row:
-    """One row for many points: the largest |z| among them."""
+def within(
+    quantity: str, paper: str, exact: float, value: float, tolerance: float, ours: str = ""
+) -> Claim:
+    """Passed where `value` is closer to the exact answer than a tolerance."""
+    passed = abs(value - exact) < tolerance
+    ours = ours or f"{value:.3f}"
+    return Claim(quantity, paper, f"{exact:.4f}", ours, f"within {tolerance}", passed)
+
+
+def worst(
+    quantity: str, what: str, exact: np.ndarray, value: np.ndarray, error: np.ndarray
+) -> Claim:
+    """One line for many points: the largest |z| among them."""
     off = np.maximum(0.0, np.abs(value - exact) - 1e-5 * np.abs(exact))
     z = float(np.max(np.where(off > 0, off / np.where(error > 0, error, 1e-30), 0.0)))
-    return Row(quantity, "—", what, f"largest |z| = {z:.2f}", f"|z| < {Z:.0f}", z < Z)
+    return Claim(quantity, "—", what, f"largest |z| = {z:.2f}", f"|z| < {Z:.0f}", z < Z)
+
+
+def length(num_samples: int, burn_in: int, num_chains: int) -> dict[str, Any]:
+    """The options of `expectation` that say how long the chains are, and how many."""
+    return {"num_samples": num_samples, "burn_in": burn_in, "num_chains": num_chains}
 
 
 class Estimate(NamedTuple):
@@ -101,9 +120,12 @@ class Estimate(NamedTuple):
 
 def estimate(objective: Differentiable, theta: Float[Array, ""], key: Key[Array, ""]) -> Estimate:
     """`objective` and its derivative at a scalar theta. Traceable."""
-    values, slopes = jax.jvp(
-        lambda theta: objective.per_chain(theta, key), (theta,), (jax.numpy.ones_like(theta),)
-    )
-    mean = lambda leaf: leaf.mean(axis=0)
-    error = lambda leaf: leaf.std(axis=0, ddof=1) / leaf.shape[0] ** 0.5
-    return Estimate(mean(values), error(values), mean(slopes), error(slopes))
+
+    def per_chain(theta):
+        return objective.per_chain(theta, key)
+
+    def mean_and_error(chains):
+        return chains.mean(axis=0), chains.std(axis=0, ddof=1) / chains.shape[0] ** 0.5
+
+    values, slopes = jax.jvp(per_chain, (theta,), (jax.numpy.ones_like(theta),))
+    return Estimate(*mean_and_error(values), *mean_and_error(slopes))

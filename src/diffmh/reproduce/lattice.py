@@ -5,12 +5,13 @@ from __future__ import annotations
 import optax
 from jaxtyping import Array, Key
 
-from ..compose import compose
+from .._compose import compose
+from .._expectation import Expectation, expectation
 from ..estimators import StochasticDerivative
-from ..expectation import Expectation, expectation
 from ..models import ising as model
-from ..optimise import Ascent, optimise
-from .progress import Progress
+from ..tools.optimise import Ascent, optimise
+from .experiment import length
+from .progress import Status
 
 SIZE = 12
 START = 6.0
@@ -24,23 +25,19 @@ def moments(
     flip: bool = False,
     estimator: StochasticDerivative | None = None,
 ) -> Expectation:
-    """Those of the excitation energy, from a cold start."""
+    """The moments of the excitation energy, from a cold start."""
     return expectation(
         model.excitation_moments,
         model.sampler(flip),
         init=model.cold(SIZE),
-        num_samples=num_samples,
-        burn_in=burn_in,
-        num_chains=num_chains,
         estimator=estimator,
+        **length(num_samples, burn_in, num_chains),
     )
 
 
-def climb(
-    key: Key[Array, ""], mean: Expectation, num_iterations: int, progress: Progress
-) -> Ascent:
-    """On the heat capacity across chains, from T = 6: large steps first, then smaller ones, and
-    the average of the second half.
+def climb(key: Key[Array, ""], mean: Expectation, num_iterations: int, progress: Status) -> Ascent:
+    """The ascent on the heat capacity across chains, from T = 6: large steps first, then smaller
+    ones, and the average of the second half.
     """
     schedule = optax.piecewise_interpolate_schedule(
         "cosine", 0.2, {int(0.2 * num_iterations): 1.0, num_iterations: 0.02}

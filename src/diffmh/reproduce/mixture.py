@@ -11,22 +11,22 @@ from jaxtyping import Array, Float, Int, Key
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..compose import compose
-from ..expectation import Differentiable, expectation
+from .._compose import compose
+from .._expectation import Differentiable, expectation
 from ..models import mixture as model
-from ..optimise import optimise
 from ..plots import style
-from ..trace import trace
+from ..tools.optimise import optimise
+from ..tools.trace import trace
 from .data import Data
-from .experiment import Experiment, Outcome, Row, against_exact, estimate, worst
-from .progress import Progress
+from .experiment import Claim, Experiment, Result, against_exact, estimate, length, worst
+from .progress import Status
 
 NUM_SEEDS, TOLERANCE = 10, 0.02
 # Adam at rate 0.1 overshoots and swings back until about iteration 180: what follows has converged.
 NUM_ITERATIONS, TAIL = 300, 100
 
 
-class Mixture(Data):
+class MixtureData(Data):
     """A chain at h = 4; the entropy and its slope over a grid of h; one ascent per seed."""
 
     path: Int[np.ndarray, "n"]
@@ -43,36 +43,25 @@ class Mixture(Data):
 
 def entropy_of_posterior(num_samples: int, num_chains: int) -> Differentiable:
     """The posterior's entropy at h from MH alone, across chains."""
-    occupancy = expectation(
-        model.indicator,
-        model.sampler(),
-        init=0,
-        num_samples=num_samples,
-        burn_in=50,
-        num_chains=num_chains,
-    )
+    runs = length(num_samples, 50, num_chains)
+    occupancy = expectation(model.indicator, model.sampler(), init=0, **runs)
     return compose(lambda h, p: model.entropy(p), occupancy)
 
 
-def exact_entropy(h: float) -> float:
-    """By enumeration, in double precision."""
+def exact(h: float) -> tuple[float, float]:
+    """The entropy and its slope, by enumeration, in double precision."""
     with jax.enable_x64(True):
-        return float(model.entropy(model.posterior(jnp.asarray(h, jnp.float64))))
-
-
-def exact_slope(h: float) -> float:
-    with jax.enable_x64(True):
-        return float(
-            jax.grad(lambda h: model.entropy(model.posterior(h)))(jnp.asarray(h, jnp.float64))
-        )
+        both = jax.value_and_grad(lambda h: model.entropy(model.posterior(h)))
+        value, slope = both(jnp.asarray(h, jnp.float64))
+        return float(value), float(slope)
 
 
 def maximiser() -> float:
-    return float(scipy.optimize.root_scalar(exact_slope, bracket=(-2.0, 4.0)).root)
+    return float(scipy.optimize.root_scalar(lambda h: exact(h)[1], bracket=(-2.0, 4.0)).root)
 
 
 def climb(
-    num_samples: int, key: Key[Array, ""], progress: Progress
+    num_samples: int, key: Key[Array, ""], progress: Status
 ) -> Float[np.ndarray, "seeds iterations"]:
     """Adam from h = 8, one ascent for each of ten seeds, with 16 chains each. They run side by
     side: the gradient of the sum of their entropies is each one's own, and Adam goes entry by
@@ -89,29 +78,23 @@ def climb(
     return np.asarray(optimise(together, start, key, **steps, progress=along).theta).T
 
 
-def reached(ascents: Float[np.ndarray, "seeds iterations"], best: float) -> list[Row]:
-    """Whether the ascents have converged: each to the maximum, and all of them to no other point
-    beside it.
+def reached(ascents: Float[np.ndarray, "seeds iterations"], best: float) -> list[Claim]:
+    """The claims that the ascents have converged: each to the maximum, and all of them to no other
+    point beside it.
     """
     ends = ascents[:, -TAIL:].astype(float).mean(axis=1)
     error = float(ends.std(ddof=1)) / len(ends) ** 0.5
     budget = f"mean of the last {TAIL} of {ascents.shape[1]} iterations"
     furthest = float(np.max(np.abs(ends - best)))
-    each = f"the same, the furthest of {len(ends)} seeds"
-    exact = f"{best:.4f}"
+    mean = f"h of greatest entropy: {budget}, over {len(ends)} seeds"
+    each = (f"the same, the furthest of {len(ends)} seeds", "—", f"{best:.4f}")
     return [
-        against_exact(
-            f"h of greatest entropy: {budget}, over {len(ends)} seeds",
-            best,
-            float(ends.mean()),
-            error,
-            "≈ 1",
-        ),
-        Row(each, "—", exact, f"{furthest:.3f} off", f"≤ {TOLERANCE}", furthest <= TOLERANCE),
+        against_exact(mean, best, float(ends.mean()), error, "≈ 1"),
+        Claim(*each, f"{furthest:.3f} off", f"≤ {TOLERANCE}", furthest <= TOLERANCE),
     ]
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Mixture]:
+def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[MixtureData]:
     key_path, key_sweep, key_ascent = jax.random.split(key, 3)
     path = trace(model.sampler(), 4.0, key_path, init=0, num_steps=150)
     h = np.arange(-14.0, 14.25, 0.5)
@@ -123,32 +106,30 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Mixt
     found = [at(*point) for point in progress.over(points, lambda point: f"h = {point[0]:.1f}")]
     value, _, slope, slope_error = (np.array(column) for column in zip(*found, strict=True))
     best = maximiser()
-    data = Mixture(
+    entropies, slopes = np.array([exact(at) for at in h]).T
+    data = MixtureData(
         path=np.asarray(path.primal),
         h=h,
         posterior=np.stack([np.asarray(model.posterior(at)) for at in h]),
         entropy=value,
         slope=slope,
         slope_error=slope_error,
-        exact_entropy=np.array([exact_entropy(at) for at in h]),
-        exact_slope=np.array([exact_slope(at) for at in h]),
+        exact_entropy=entropies,
+        exact_slope=slopes,
         ascents=climb(num_climb, key_ascent, progress),
         maximiser=best,
     )
-    slopes = f"entropy's derivative at {len(h)} values of h"
-    rows = [
-        worst(slopes, "enumeration", data.exact_slope, slope, slope_error),
-        *reached(data.ascents, best),
-    ]
+    what = f"entropy's derivative at {len(h)} values of h"
+    rows = [worst(what, "enumeration", slopes, slope, slope_error), *reached(data.ascents, best)]
     settings = (
         f"Burn-in 50; sweep with {num_chains} chains of {num_samples:,} samples; ascent by Adam"
         f" 0.1 from h = 8, 16 chains of {num_climb:,}, {NUM_ITERATIONS} iterations (the paper's"
         " 100 end while it still swings)."
     )
-    return Outcome(data, settings, rows)
+    return Result(data, settings, rows)
 
 
-def plot(data: Mixture, narrow: bool) -> Figure:
+def plot(data: MixtureData, narrow: bool) -> Figure:
     if narrow:
         figure, axes = style.panels(*[3.9] * 5, height=2.7, narrow=True)
     else:
@@ -162,7 +143,7 @@ def plot(data: Mixture, narrow: bool) -> Figure:
     return figure
 
 
-def _components(ax: Axes, data: Mixture) -> None:
+def _components(ax: Axes, data: MixtureData) -> None:
     fine = np.linspace(-14, 14, 400)
     for j, mean in enumerate(model.MEANS):
         density = np.exp(-0.5 * ((fine - mean) / model.SCALE) ** 2)
@@ -173,7 +154,7 @@ def _components(ax: Axes, data: Mixture) -> None:
     style.key(ax, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
 
 
-def _samples(ax: Axes, data: Mixture) -> None:
+def _samples(ax: Axes, data: MixtureData) -> None:
     path = data.path
     steps = np.arange(1, len(path) + 1)
     ax.plot(steps, path + 1, color=style.FAINT, lw=0.8, zorder=1)
@@ -182,7 +163,7 @@ def _samples(ax: Axes, data: Mixture) -> None:
     style.name(ax, "b) samples at h = 4", "step", "component")
 
 
-def _entropy(ax: Axes, data: Mixture) -> None:
+def _entropy(ax: Axes, data: MixtureData) -> None:
     h, upper = data.h, np.cumsum(data.posterior, axis=1)
     for j in range(3):
         lower = upper[:, j - 1] if j else 0.0
@@ -195,7 +176,7 @@ def _entropy(ax: Axes, data: Mixture) -> None:
     style.key(ax, loc="upper left", ncols=2, columnspacing=1.0, handlelength=1.4)
 
 
-def _gradient(ax: Axes, data: Mixture) -> None:
+def _gradient(ax: Axes, data: MixtureData) -> None:
     ax.axhline(0.0, color=style.FAINT, lw=1)
     ax.axvline(data.maximiser, color=style.GREY, lw=0.8, ls=":")
     ax.plot(data.h, data.exact_slope, color=style.GREY, lw=1.2, label="exact")
@@ -206,7 +187,7 @@ def _gradient(ax: Axes, data: Mixture) -> None:
     style.key(ax, loc="upper right")
 
 
-def _ascent(ax: Axes, data: Mixture) -> None:
+def _ascent(ax: Axes, data: MixtureData) -> None:
     ax.plot(data.ascents.T, color=style.RED, lw=0.9, alpha=0.5)
     look = {"color": style.GREY, "lw": 0.9, "ls": ":"}
     ax.axhline(data.maximiser, **look, label=f"exact {data.maximiser:.3f}")
@@ -231,7 +212,7 @@ EXPERIMENT = Experiment(
         " samples the component; the gradient of the posterior's entropy, estimated from the"
         " chains alone, leads to the h for which it is hardest to say."
     ),
-    data=Mixture,
+    data=MixtureData,
     compute=compute,
     plot=plot,
 )

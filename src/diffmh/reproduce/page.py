@@ -14,36 +14,24 @@ import string
 
 import jax
 
-from .._files import write_whole
 from ..plots import style
+from ..runs.files import write_whole
+from .experiment import COLUMNS
 from .saved import Saved
 
 # The figures' colours by the names that the page's style sheet has for them, by day and by night.
-COLOURS = {
-    style.INK: "ink",
-    style.GREY: "grey",
-    style.FAINT: "faint",
-    style.PAPER: "paper",
-    style.RED: "red",
-    style.BLUE: "blue",
-    style.GREEN: "green",
-    style.AMBER: "amber",
-    style.VIOLET: "violet",
-}
-
+_NAMES = ("ink", "grey", "faint", "paper", "red", "blue", "green", "amber", "violet")
+COLOURS = {getattr(style, name.upper()): name for name in _NAMES}
 
 # In the title of every page that `write` has written.
 OURS = "reproduced by diffmh"
 
 
 def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
-    """Writes `index.html` and returns where it is."""
+    """Write `index.html` and return where it is."""
     source = importlib.resources.files("diffmh.reproduce").joinpath("page.html")
-    films = [
-        {"name": one.experiment.name, **one.experiment.film(one.data)}
-        for one in saved
-        if one.experiment.film
-    ]
+    played = [(one.experiment.name, one.experiment.film, one.data) for one in saved]
+    films = [{"name": name, **film(data)} for name, film, data in played if film]
     text = string.Template(source.read_text(encoding="utf-8")).substitute(
         home=_home(),
         contents="\n".join(_link(one) for one in saved),
@@ -88,7 +76,6 @@ def _command(one: Saved) -> str:
     return f"diffmh reproduce {one.experiment.name}{options}"
 
 
-COLUMNS = ("quantity", "paper", "exact", "ours ± error", "bar", "verdict")
 EMPTY = ' class="empty"'
 MARKS = {True: ("good", "✓ good"), False: ("bad", "✗ failed"), None: ("none", "—")}
 
@@ -132,14 +119,13 @@ def _inline(svg: str, name: str) -> str:
     from other figures', its colours the page's.
     """
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    for size in ("width", "height"):
+        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{name}-\2"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    return re.sub(r"(?<=: )#[0-9a-f]{6}\b", _colour, svg)
 
+    def by_name(colour: re.Match[str]) -> str:
+        return f"var(--{COLOURS[colour[0]]})" if colour[0] in COLOURS else colour[0]
 
-def _colour(match: re.Match[str]) -> str:
-    name = COLOURS.get(match[0])
-    return f"var(--{name})" if name else match[0]
+    return re.sub(r"(?<=: )#[0-9a-f]{6}\b", by_name, svg)

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Progress:
+class Status:
     """One line that is written over, on a terminal; elsewhere a line for each stage, and of a
     stage's many items one at most every two seconds, so that a log stays readable.
     """
@@ -46,7 +46,11 @@ class Progress:
 
     def along(self, what: str) -> Callable[[range], Iterator[int]]:
         """For `optimise(progress=...)`: its iterations, each announced."""
-        return lambda iterations: self.over(iterations, lambda _: what)
+
+        def announced(iterations: range) -> Iterator[int]:
+            return self.over(iterations, lambda _: what)
+
+        return announced
 
     def end(self, what: str) -> None:
         """The last line, which stays."""

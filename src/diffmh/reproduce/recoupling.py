@@ -6,20 +6,20 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int8, Key
+from jaxtyping import Array, Bool, Int8, Key
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from .._expectation import expectation
 from ..estimators import StochasticDerivative
-from ..expectation import expectation
 from ..models import ising as model
 from ..plots import style
-from ..trace import Trace, trace
+from ..tools.trace import Trace, trace
 from .data import Data
-from .experiment import Experiment, Outcome, Row
+from .experiment import Claim, Experiment, Result, length
 from .lattice import SIZE
-from .progress import Progress
+from .progress import Status
 
 TEMPERATURE, SWEEPS, ALTERNATIVES = 3.0, 6, 8
 # Spins stay black and white on a dark page too. The red can be told from both.
@@ -36,13 +36,12 @@ class Recoupling(Data):
     alive: Bool[np.ndarray, "n"]
     born: Bool[np.ndarray, "n"]
     recoupled: Bool[np.ndarray, "n"]
-    weight: Float[np.ndarray, "n"]
     first_sweep: int
     first: int
     num_sweeps: int
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Recoupling]:
+def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Recoupling]:
     key_path, key_runs = jax.random.split(key)
     estimator = StochasticDerivative(alternatives=ALTERNATIVES)
     start = model.cold(SIZE)
@@ -50,6 +49,8 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Reco
         model.sampler(), TEMPERATURE, key_path, init=start, num_steps=1_000, estimator=estimator
     )
     primal, slots = _lattices(path)
+    # Both get the same proposals and uniforms, and the kernel is monotone: an alternative that is
+    # born above the primal in every cell stays above it, or below.
     above = (slots >= primal[:, None]).all(axis=(2, 3))
     below = (slots <= primal[:, None]).all(axis=(2, 3))
     ordered = bool(np.all(above | below))
@@ -59,12 +60,7 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Reco
     for name in progress.over(("coupled", "uncoupled"), lambda name: f"{num_chains} {name} chains"):
         flip = name == "uncoupled"
         energy = expectation(
-            model.energy,
-            model.sampler(flip),
-            init=start,
-            num_samples=200,
-            burn_in=100,
-            num_chains=num_chains,
+            model.energy, model.sampler(flip), init=start, **length(200, 100, num_chains)
         )
         report = energy.run(TEMPERATURE, jax.random.fold_in(key_runs, flip))
         error[name] = float(report.gradient_error)
@@ -72,14 +68,14 @@ def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Reco
     order = ("preserved", "preserved", "preserved" if ordered else "lost", "every sweep")
     what = "error of dE/dT at T = 3: uncoupled / coupled"
     rows = [
-        Row("order of primal and alternatives in 1,000 sweeps", *order, ordered),
-        Row(what, "—", "—", f"{ratio:.1f}", "> 1", ratio > 1),
+        Claim("order of primal and alternatives in 1,000 sweeps", *order, ordered),
+        Claim(what, "—", "—", f"{ratio:.1f}", "> 1", ratio > 1),
     ]
     settings = (
         f"L = {SIZE}, T = {TEMPERATURE}, checkerboard sweeps from a cold start; one of"
         f" {ALTERNATIVES} alternatives."
     )
-    return Outcome(_excerpt(path, primal, slots), settings, rows)
+    return Result(_excerpt(path, primal, slots), settings, rows)
 
 
 def _lattices(path: Trace) -> tuple[np.ndarray, np.ndarray]:
@@ -95,13 +91,11 @@ def _excerpt(path: Trace, primal: np.ndarray, slots: np.ndarray) -> Recoupling:
     alive, born = np.asarray(path.alive), np.asarray(path.born)
     first, slot = window(born, alive, np.sum(slots != primal[:, None], axis=(2, 3)))
     shown = slice(max(0, first - 6), first + 42)
+    names = ("alive", "born", "recoupled")
     return Recoupling(
         primal=primal[shown].astype(np.int8),
         alternative=slots[shown, slot].astype(np.int8),
-        alive=alive[shown, slot],
-        born=born[shown, slot],
-        recoupled=np.asarray(path.recoupled)[shown, slot],
-        weight=np.asarray(path.weight)[shown, slot],
+        **{name: np.asarray(getattr(path, name))[shown, slot] for name in names},
         first_sweep=shown.start + 1,
         first=first - shown.start,
         num_sweeps=SWEEPS,

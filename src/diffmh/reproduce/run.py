@@ -7,11 +7,12 @@ import secrets
 
 import jax
 
-from .._files import local_path
+from ..reports.display import aligned
+from ..runs.files import local_path
 from . import page
 from .catalogue import named
-from .experiment import Experiment, Refused, Row
-from .progress import Progress
+from .experiment import COLUMNS, Claim, Experiment, Refused
+from .progress import Status
 from .saved import Saved, load, load_all, save
 
 # Data, figures and page of all six experiments take less than a third of it.
@@ -25,13 +26,9 @@ class Stopped(Exception):
 
 
 def reproduce(
-    names: list[str],
-    out: pathlib.Path,
-    seed: int = 0,
-    fast: bool = False,
-    again: bool = False,
+    names: list[str], out: pathlib.Path, seed: int = 0, fast: bool = False, again: bool = False
 ) -> bool:
-    """Runs the experiments of these names (all for none), writes `out`, prints their table; whether
+    """Run the experiments of these names (all for none), write `out` and print their table; True if
     every verdict is good.
 
     Each experiment has a key of its own, so it finds the same numbers alone as among others. What
@@ -53,7 +50,7 @@ def reproduce(
     finished: list[Saved] = []
     try:
         for i, experiment in enumerate(experiments, start=1):
-            progress = Progress(f"[{i}/{len(experiments)}] {experiment.name}")
+            progress = Status(f"[{i}/{len(experiments)}] {experiment.name}")
             finished.append(_one(experiment, out, seed, fast, again, progress))
             page.write(out, load_all(out))
     except (KeyboardInterrupt, OSError) as stop:
@@ -67,12 +64,7 @@ def reproduce(
 
 
 def _one(
-    experiment: Experiment,
-    out: pathlib.Path,
-    seed: int,
-    fast: bool,
-    again: bool,
-    progress: Progress,
+    experiment: Experiment, out: pathlib.Path, seed: int, fast: bool, again: bool, progress: Status
 ) -> Saved:
     found = None if again else load(experiment, out)
     if found is not None and (found.seed, found.fast) == (seed, fast):
@@ -88,7 +80,7 @@ def _one(
 
 
 def make_room(out: pathlib.Path) -> None:
-    """Makes the directory and tries that all will fit into it."""
+    """Make the directory, and raise `Refused` unless all will fit into it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -118,10 +110,7 @@ def make_room(out: pathlib.Path) -> None:
 
 
 def _stopped(
-    stop: BaseException,
-    experiments: list[Experiment],
-    finished: list[Saved],
-    out: pathlib.Path,
+    stop: BaseException, experiments: list[Experiment], finished: list[Saved], out: pathlib.Path
 ) -> str:
     at = experiments[min(len(finished), len(experiments) - 1)].name
     why = f" ({stop})" if isinstance(stop, OSError) else ""
@@ -133,19 +122,9 @@ def _stopped(
     )
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Claim]) -> str:
     """The table for a terminal."""
     verdict = {True: "good", False: "FAILED", None: "—"}
-    lines = [("quantity", "paper", "exact", "ours ± error", "bar", "verdict")]
-    lines += [
-        (row.quantity, row.paper, row.exact, row.ours, row.bar, verdict[row.passed]) for row in rows
-    ]
-    widths = [max(len(line[i]) for line in lines) for i in range(6)]
-    rule = "  ".join("-" * width for width in widths)
-    first, *rest = [_padded(line, widths) for line in lines]
-    return "\n".join([first, rule, *rest])
-
-
-def _padded(line: tuple[str, ...], widths: list[int]) -> str:
-    cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-    return "  ".join(cells).rstrip()
+    lines = [COLUMNS, *((*row[:-1], verdict[row.passed]) for row in rows)]
+    rule = ["-" * max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(aligned([lines[0], rule, *lines[1:]]))

@@ -15,10 +15,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from .._files import write_whole
+from ..runs.files import write_whole
 from .catalogue import EXPERIMENTS
 from .data import Data, from_arrays, to_arrays
-from .experiment import Experiment, Outcome, Row
+from .experiment import Claim, Experiment, Result
 
 # The files beside `NAME.json` that are read again.
 _READ = (".npz", ".svg", "-narrow.svg")
@@ -31,7 +31,7 @@ class Saved:
     experiment: Experiment
     data: Data
     settings: str
-    rows: list[Row]
+    rows: list[Claim]
     seed: int
     fast: bool
     svg: str
@@ -48,9 +48,7 @@ def made_by() -> str:
     return digest.hexdigest()[:16]
 
 
-def save(
-    experiment: Experiment, outcome: Outcome, out: pathlib.Path, seed: int, fast: bool
-) -> None:
+def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, fast: bool) -> None:
     """`NAME.npz` (arrays), the figure drawn from it (`NAME.svg`, `NAME.png`, `NAME-narrow.svg`),
     and last `NAME.json` (settings and rows), which has the digests of the others and of itself.
     """
@@ -65,6 +63,7 @@ def save(
         "rows": [row._asdict() for row in outcome.rows],
         "files": {kind: _digest((out / f"{experiment.name}{kind}").read_bytes()) for kind in _READ},
     }
+    # This file comes last and has the digests of the others: with it, all of them are complete.
     record["digest"] = _digest(json.dumps(record).encode())
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_whole(stem.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
@@ -80,7 +79,7 @@ def _arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def plot(experiment: Experiment, out: pathlib.Path) -> None:
-    """Draws an experiment's figure from its saved data alone."""
+    """Draw an experiment's figure from its saved data alone."""
     data = _data(experiment, (out / f"{experiment.name}.npz").read_bytes())
     stem = out / experiment.name
     write(experiment.plot(data, False), stem.with_suffix(".svg"), stem.with_suffix(".png"))
@@ -88,17 +87,12 @@ def plot(experiment: Experiment, out: pathlib.Path) -> None:
 
 
 def write(figure: Figure, *paths: pathlib.Path) -> None:
-    """The same figure gives the same bytes."""
+    """Write a figure, of which the same gives the same bytes."""
     metadata = {".svg": {"Date": None}, ".png": {"Software": None}}
     with matplotlib.rc_context({"svg.hashsalt": "diffmh", "svg.fonttype": "path"}):
         for path in paths:
-            save = functools.partial(
-                figure.savefig,
-                format=path.suffix[1:],
-                dpi=150,
-                metadata=metadata[path.suffix],
-            )
-            write_whole(path, save)
+            options = {"format": path.suffix[1:], "dpi": 150, "metadata": metadata[path.suffix]}
+            write_whole(path, functools.partial(figure.savefig, **options))
 
 
 def _data(experiment: Experiment, content: bytes) -> Data:
@@ -125,7 +119,7 @@ def load(experiment: Experiment, out: pathlib.Path) -> Saved | None:
         experiment,
         _data(experiment, files[".npz"]),
         record["settings"],
-        [Row(**row) for row in record["rows"]],
+        [Claim(**row) for row in record["rows"]],
         record["seed"],
         record["fast"],
         files[".svg"].decode(),

@@ -11,28 +11,25 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 from matplotlib.figure import Figure
 
+from .._expectation import expectation
 from ..estimators import Covariance, Score, StochasticDerivative
-from ..expectation import expectation
 from ..models import mixture as model
 from ..plots import style
 from .data import Data
-from .experiment import Experiment, Outcome, Row
-from .progress import Progress
+from .experiment import Claim, Experiment, Result, length
+from .progress import Status
 
 H, BURN_IN = 0.4, 50
-ESTIMATORS: dict[str, Any] = {
-    "one_sided": StochasticDerivative("one-sided"),
-    "two_sided": StochasticDerivative(),
-    "eight": StochasticDerivative(alternatives=8),
-    "covariance": Covariance(),
-    "score": Score(),
-}
-LOOKS = {
-    "score": (style.AMBER, "score"),
-    "one_sided": (style.RED, "stochastic derivative, one-sided (the paper's)"),
-    "two_sided": (style.BLUE, "two-sided weights"),
-    "eight": (style.VIOLET, "two-sided, 8 alternatives"),
-    "covariance": (style.GREEN, "covariance (at stationarity)"),
+ESTIMATORS: dict[str, tuple[Any, str, str]] = {
+    "score": (Score(), style.AMBER, "score"),
+    "one_sided": (
+        StochasticDerivative("one-sided"),
+        style.RED,
+        "stochastic derivative, one-sided (the paper's)",
+    ),
+    "two_sided": (StochasticDerivative(), style.BLUE, "two-sided weights"),
+    "eight": (StochasticDerivative(alternatives=8), style.VIOLET, "two-sided, 8 alternatives"),
+    "covariance": (Covariance(), style.GREEN, "covariance (at stationarity)"),
 }
 # Read off the paper's figure, and measured anew with its settings (ESTIMATOR.md, section 11).
 PAPER = {
@@ -55,15 +52,8 @@ class Variance(Data):
 
 def one_chain_variance(num_samples: int, estimator: Any, key: Array, num_chains: int) -> float:
     """The variance of `−Σ (1 + log p̂) dp̂`, both from one and the same chain, as in the paper."""
-    occupancy = expectation(
-        model.indicator,
-        model.sampler(),
-        init=0,
-        num_samples=num_samples,
-        burn_in=BURN_IN,
-        num_chains=num_chains,
-        estimator=estimator,
-    )
+    runs = length(num_samples, BURN_IN, num_chains)
+    occupancy = expectation(model.indicator, model.sampler(), init=0, estimator=estimator, **runs)
     p, slope = jax.jvp(lambda h: occupancy.per_chain(h, key), (H,), (1.0,))
     # A component that a short chain never visited adds nothing to the entropy.
     derivative = -jnp.sum(
@@ -72,21 +62,23 @@ def one_chain_variance(num_samples: int, estimator: Any, key: Array, num_chains:
     return float(np.var(np.asarray(derivative, float), ddof=1))
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Progress) -> Outcome[Variance]:
+def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Variance]:
     lengths = (50, 500, 2000) if fast else (50, 200, 500, 2000, 5000)
     num_chains = 8_000 if fast else 20_000
     cases = list(itertools.product(ESTIMATORS, lengths))
     found = {
-        (name, n): one_chain_variance(n, ESTIMATORS[name], jax.random.fold_in(key, n), num_chains)
-        for name, n in progress.over(cases, lambda case: f"{LOOKS[case[0]][1]}, N = {case[1]}")
+        (name, n): one_chain_variance(
+            n, ESTIMATORS[name][0], jax.random.fold_in(key, n), num_chains
+        )
+        for name, n in progress.over(cases, lambda case: f"{ESTIMATORS[case[0]][2]}, N = {case[1]}")
     }
     by_length = {name: np.array([found[name, n] for n in lengths]) for name in ESTIMATORS}
     data = Variance(length=np.array(lengths), **by_length)
     settings = f"h = {H}, burn-in {BURN_IN}, each variance over {num_chains:,} independent chains."
-    return Outcome(data, settings, [row for i in range(len(lengths)) for row in _rows(data, i)])
+    return Result(data, settings, [row for i in range(len(lengths)) for row in _rows(data, i)])
 
 
-def _rows(data: Variance, i: int) -> list[Row]:
+def _rows(data: Variance, i: int) -> list[Claim]:
     n, one = int(data.length[i]), float(data.one_sided[i])
     score, ratio = float(data.score[i]), float(data.two_sided[i]) / one
 
@@ -94,39 +86,21 @@ def _rows(data: Variance, i: int) -> list[Row]:
         return bool(known / factor <= ours <= known * factor)
 
     factor, bar = (2.0, "within a factor 2") if n >= 2000 else (1.25, "within 25 %")
+    paper, paper_score = PAPER["one_sided"][n], PAPER["score"][n]
+    known = (f"{paper:.2g}", f"{ANEW[n]:.3g} measured anew", f"{one:.3g}", "within 25 %")
+    what = "stochastic derivative (one-sided)"
+    read_off = (f"{paper_score:.2g}", "—", f"{score:.3g}", bar)
+    halved = ("—", "—", f"{ratio:.3f}", "≤ 0.6")
     return [
-        Row(
-            f"variance, stochastic derivative (one-sided), N = {n}",
-            f"{PAPER['one_sided'][n]:.2g}",
-            f"{ANEW[n]:.3g} measured anew",
-            f"{one:.3g}",
-            "within 25 %",
-            near(one, ANEW[n], 1.25),
-        ),
-        Row(
-            f"variance, score, N = {n}",
-            f"{PAPER['score'][n]:.2g}",
-            "—",
-            f"{score:.3g}",
-            bar,
-            near(score, PAPER["score"][n], factor),
-        ),
-        Row(
-            f"variance, two-sided / one-sided, N = {n}",
-            "—",
-            "—",
-            f"{ratio:.3f}",
-            "≤ 0.6",
-            ratio <= 0.6,
-        ),
+        Claim(f"variance, {what}, N = {n}", *known, near(one, ANEW[n], 1.25)),
+        Claim(f"variance, score, N = {n}", *read_off, near(score, paper_score, factor)),
+        Claim(f"variance, two-sided / one-sided, N = {n}", *halved, ratio <= 0.6),
     ]
 
 
 def plot(data: Variance, narrow: bool) -> Figure:
-    figure, (ax,) = style.panels(6.6, height=4.0)
-    if narrow:
-        figure.set_size_inches(style.NARROW, 4.6)
-    for name, (colour, label) in LOOKS.items():
+    figure, ax = style.one_panel(6.6, 4.0, narrow, 4.6)
+    for name, (_, colour, label) in ESTIMATORS.items():
         ax.loglog(data.length, getattr(data, name), "o-", color=colour, lw=1.5, ms=4, label=label)
     for name, label in (("one_sided", None), ("score", "read off the paper")):
         read = PAPER[name]

@@ -1,4 +1,4 @@
-"""What is known of a program before it is run: which values have tangents and alternatives, and
+"""The facts known of a program before it is run: which values have tangents and alternatives, and
 which are used only linearly.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 
-from .._lowering.program import Atom, Cond, Equation, Program, Scan, Variable, While
-from .._lowering.program import Constant as Constant
+from ..jaxprs.program import Atom, Cond, Equation, Program, Scan, Variable, While
+from ..jaxprs.program import Constant as Constant
 from . import primitives
-from .samplers import SAMPLE, VALID
+from .draw import SAMPLE, VALID
 
 # A use of a value asks that all of some others be linear too; an impossible one asks it of `None`.
 Use = tuple[Atom, tuple[Variable | None, ...]]
@@ -48,7 +48,7 @@ class Analysis:
         return variable in self.linear or variable in self.accumulated
 
     def concerns(self, equation: Equation) -> bool:
-        """Whether a derivative depends on what the equation computes."""
+        """True if a derivative depends on what the equation computes."""
         return equation in self.branching or any(
             atom in self.tangent or atom in self.branched for atom in equation.inputs
         )
@@ -75,11 +75,11 @@ class Analysis:
         return [atom not in self.branched for atom in equation.inputs]
 
     def stops_apart(self, loop: While) -> bool:
-        """Whether an alternative may leave a loop before or after the primal."""
+        """True if an alternative may leave a loop before or after the primal."""
         return loop.condition.outputs[0] in self.branched
 
     def goes_apart(self, equation: Equation) -> bool:
-        """Whether an alternative may take another way through an equation than the primal."""
+        """True if an alternative may take another way through an equation than the primal."""
         if isinstance(equation.control, While):
             return self.stops_apart(equation.control)
         return isinstance(equation.control, Cond) and equation.inputs[0] in self.branched
@@ -113,18 +113,29 @@ def _described(atom: Atom):
     return jax.ShapeDtypeStruct(atom.shape, atom.dtype)
 
 
+def every_equation(program: Program) -> Iterator[Equation]:
+    """The equations of a program and of those within it."""
+    for equation in program.equations:
+        yield equation
+        for inner in equation.inner:
+            yield from every_equation(inner)
+
+
 def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
     """Forward to a fixed point for tangents and alternatives, then backward for linear use."""
     analysis = Analysis(tangent=set(differentiated))
     facts = (analysis.tangent, analysis.branched, analysis.continuous, analysis.branching)
-    _until_stable(functools.partial(_forward, analysis, program), facts)
+    until_stable(functools.partial(_forward, analysis, program), facts)
     _find_linear(analysis, program)
     analysis.matters.update(atom for atom in program.outputs if isinstance(atom, Variable))
-    _until_stable(functools.partial(_backward, analysis, program), (analysis.matters,))
+    until_stable(functools.partial(_backward, analysis, program), (analysis.matters,))
     return analysis
 
 
-def _until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
+def until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
+    """Takes steps until the sets no longer change. Each step only adds, or only takes away, so that
+    their sizes tell.
+    """
     before = -1
     while (size := sum(map(len, facts))) != before:
         before = size
@@ -140,22 +151,13 @@ def _forward(analysis: Analysis, program: Program) -> None:
 
 
 def _forward_control(analysis: Analysis, equation: Equation) -> None:
-    assert equation.control is not None
-    edges = equation.control.edges()
-    for operand, targets in zip(equation.inputs, edges.into, strict=True):
-        _flow(analysis, operand, targets)
-    for inner in equation.inner:
-        _forward(analysis, inner)
-    for source, target in edges.around:
-        _flow(analysis, source, (target,))
+    facts = (analysis.tangent, analysis.branched, analysis.continuous)
+    spread(equation, facts, functools.partial(_forward, analysis))
     apart = analysis.goes_apart(equation)
     if apart:
         analysis.branched.update(equation.outputs)
         if isinstance(equation.control, While):
             analysis.branched.update((*equation.control.carry, *equation.control.seen))
-    for output, sources in zip(equation.outputs, edges.out, strict=True):
-        for source in sources:
-            _flow(analysis, source, (output,))
     # A loop that is left at different times drops alternatives at its end even if it draws nothing.
     if (apart and isinstance(equation.control, While)) or any(
         nested in analysis.branching for inner in equation.inner for nested in inner.equations
@@ -188,15 +190,33 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
             analysis.continuous.add(output)
 
 
-def _flow(analysis: Analysis, source: Atom, targets: Iterable[Variable]) -> None:
-    """What is known of the source holds of the targets."""
-    for facts in (analysis.tangent, analysis.branched, analysis.continuous):
-        if source in facts:
-            facts.update(targets)
+def spread(
+    equation: Equation, facts: Iterable[set[Variable]], within: Callable[[Program], None]
+) -> None:
+    """Passes facts through a loop or a conditional: whatever holds of a value holds of what it
+    becomes. `within` goes on in the inner programs.
+    """
+    assert equation.control is not None
+    edges = equation.control.edges()
+    for operand, targets in zip(equation.inputs, edges.into, strict=True):
+        _flow(facts, operand, targets)
+    for inner in equation.inner:
+        within(inner)
+    for source, target in edges.around:
+        _flow(facts, source, (target,))
+    for output, sources in zip(equation.outputs, edges.out, strict=True):
+        for source in sources:
+            _flow(facts, source, (output,))
+
+
+def _flow(facts: Iterable[set[Variable]], source: Atom, targets: Iterable[Variable]) -> None:
+    for found in facts:
+        if source in found:
+            found.update(targets)
 
 
 def _backward(analysis: Analysis, program: Program) -> None:
-    """What reaches a value that matters does too."""
+    """Whatever reaches a value that matters, matters too."""
     matters = analysis.matters
 
     def matter(atoms: Iterable[Atom]) -> None:
@@ -230,13 +250,12 @@ def _find_linear(analysis: Analysis, program: Program) -> None:
     the program's outputs are free.
     """
     analysis.linear = _used_linearly(program, list(_uses(analysis, program)))
-    analysis.accumulated = {
-        variable for variable in _sums(analysis, program) if variable in analysis.linear
-    }
+    sums = (pair for equation in every_equation(program) for pair in _sums_of(analysis, equation))
+    analysis.accumulated = {output for _, output in sums if output in analysis.linear}
 
 
 def by_terms(analysis: Analysis, program: Program) -> Analysis:
-    """What is known of a program whose values are followed along the primal's way alone: there,
+    """The analysis of a program whose values are followed along the primal's way alone: there,
     what goes into a conditional or a `while_loop` counts as used nonlinearly, for nothing is known
     of the ways that are not taken.
     """
@@ -245,9 +264,10 @@ def by_terms(analysis: Analysis, program: Program) -> Analysis:
 
 
 def _used_linearly(program: Program, uses: Sequence[Use]) -> set[Variable]:
-    linear = {
-        variable for variable in _variables(program) if jnp.issubdtype(variable.dtype, jnp.inexact)
-    }
+    variables = {*program.inputs}
+    for equation in every_equation(program):
+        variables.update(equation.outputs, *(inner.inputs for inner in equation.inner))
+    linear = {variable for variable in variables if jnp.issubdtype(variable.dtype, jnp.inexact)}
 
     def keep_what_is_used_linearly():
         # Backward, as most uses are of what came just before.
@@ -255,16 +275,8 @@ def _used_linearly(program: Program, uses: Sequence[Use]) -> set[Variable]:
             if atom in linear and not linear.issuperset(targets):  # pyright: ignore
                 linear.discard(atom)  # pyright: ignore
 
-    _until_stable(keep_what_is_used_linearly, (linear,))
+    until_stable(keep_what_is_used_linearly, (linear,))
     return linear
-
-
-def _variables(program: Program) -> Iterator[Variable]:
-    yield from program.inputs
-    for equation in program.equations:
-        yield from equation.outputs
-        for inner in equation.inner:
-            yield from _variables(inner)
 
 
 def _uses(analysis: Analysis, program: Program, whole: bool = False) -> Iterator[Use]:
@@ -303,13 +315,6 @@ def _control_uses(analysis: Analysis, equation: Equation) -> Iterator[Use]:
         yield control.condition.outputs[0], _NONLINEAR
 
 
-def _sums(analysis: Analysis, program: Program) -> Iterator[Variable]:
-    for equation in program.equations:
-        yield from (output for _, output in _sums_of(analysis, equation))
-        for inner in equation.inner:
-            yield from _sums(analysis, inner)
-
-
 def _sums_of(analysis: Analysis, equation: Equation) -> Iterator[tuple[Variable, Variable]]:
     """The carries of a loop that may be left at different times which are only added to, with
     their outputs.
@@ -322,7 +327,7 @@ def _sums_of(analysis: Analysis, equation: Equation) -> Iterator[tuple[Variable,
 
 
 def _accumulates(loop: While, index: int) -> bool:
-    """Whether a float carry is only ever added to: `s + term`, and nothing else looks at it."""
+    """True if a float carry is only ever added to: `s + term`, and nothing else looks at it."""
     variable, target = loop.carry[index], loop.body.outputs[index]
     if loop.seen[index] in _used(loop.condition) or not jnp.issubdtype(variable.dtype, jnp.inexact):
         return False

@@ -7,27 +7,15 @@ finds plain operations.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from ..base.sums import mean_of_others
+
 Baseline = Callable[[Float[Array, "..."], Shaped[Array, "..."]], Float[Array, "..."]]
-
-
-def others_mean(value: Float[Array, "*F C"]) -> Float[Array, "*F C"]:
-    """For each replicate the mean of the others; 0 if there are none."""
-    return _less_own(value, (value.ndim - 1,))
-
-
-def _less_own(value: Array, axes: tuple[int, ...]) -> Array:
-    count = functools.reduce(lambda total, axis: total * value.shape[axis], axes, 1)
-    if count == 1:
-        return jnp.zeros_like(value)
-    mean = jnp.mean(value, axis=axes, keepdims=True)
-    return mean + (mean - value) / (count - 1)
 
 
 def baseline(num_axes: int) -> Baseline:
@@ -42,17 +30,18 @@ def _after(done: int, num_axes: int) -> Baseline:
     """With the first `done` axes of a value those of replicates."""
 
     def of_others(value, anchor):
-        return _less_own(value, tuple(range(done)))
+        return mean_of_others(value, tuple(range(done)))
 
     if done == num_axes:
         return of_others
     mapped = jax.custom_batching.custom_vmap(of_others)
 
     def rule(size, batched, value, anchor):
-        lead = lambda leaf, is_batched: (
-            leaf if is_batched else jnp.broadcast_to(leaf, (size, *jnp.shape(leaf)))
+        given = (
+            leaf if has_axis else jnp.broadcast_to(leaf, (size, *jnp.shape(leaf)))
+            for leaf, has_axis in zip((value, anchor), batched, strict=True)
         )
-        return _after(done + 1, num_axes)(lead(value, batched[0]), lead(anchor, batched[1])), True
+        return _after(done + 1, num_axes)(*given), True
 
     mapped.def_vmap(rule)
     return mapped

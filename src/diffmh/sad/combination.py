@@ -16,7 +16,7 @@ _PER_CONTROL = 16
 
 
 class ScoreParts(eqx.Module):
-    """Of each replicate: the value, the estimate of its derivative by the score, and the score
+    """For each replicate: the value, the estimate of its derivative by the score, and the score
     itself, which has mean zero.
     """
 
@@ -30,9 +30,12 @@ def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Fl
     score itself; `G + Σ_q b_q S_q` without alternatives. Whatever is fitted for one half of the
     replicates comes from the other half alone.
     """
+    # Coefficients fitted on the replicates that they are applied to would be a bias.
     half = parts.slope.shape[-1] // 2
-    take = lambda where: jax.tree.map(lambda array: array[..., where], (parts, alternatives))
-    one, other = take(slice(0, half)), take(slice(half, None))
+    one, other = (
+        jax.tree.map(lambda array: array[..., where], (parts, alternatives))
+        for where in (slice(0, half), slice(half, None))
+    )
     return jnp.concatenate([_fitted(*one, *other), _fitted(*other, *one)], axis=-1)
 
 
@@ -94,7 +97,7 @@ def _less(
 
 
 def _varies(base: Float[Array, "P F D"]) -> Array:
-    """Whether more than rounding does: what has no variance is left as it is."""
+    """True where more than rounding varies: what has no variance is left as it is."""
     mean, size = jnp.mean(base, axis=-1), jnp.finfo(base.dtype).eps * math.sqrt(base.shape[-1])
     return _covariance(base, base) > (size * mean) ** 2
 

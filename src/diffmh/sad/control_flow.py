@@ -1,4 +1,4 @@
-"""The rules of loops and conditionals.
+"""The rules of loops.
 
 Within them the lanes are carried beside the values. A value from outside belongs to the
 alternatives that lived when the loop was entered: in slots that have been given away since, it is
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from .._lowering.program import Cond, Constant, Equation, Program, Scan, While
+from ..jaxprs.program import Constant, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
 from .propose import PROPOSE
@@ -41,7 +41,7 @@ def conform(world: World, value: Value, tangent: bool, alternative: bool) -> Val
     return Value(value.primal, tangents, in_lanes(value, world.num_slots) if alternative else None)
 
 
-def _like(
+def as_foreseen(
     analysis: Analysis, world: World, variables: Sequence[Any], values: Sequence[Value]
 ) -> list[Value]:
     """Values with the parts that the analysis foresees for `variables`."""
@@ -52,7 +52,7 @@ def _like(
     return [conform(world, value, *flag) for value, flag in zip(values, flags, strict=True)]
 
 
-def _finish(world: World, values: Sequence[Value]) -> tuple[World, list[Value]]:
+def finish(world: World, values: Sequence[Value]) -> tuple[World, list[Value]]:
     """Prunes at the end of an inner program, whose outputs are all that matters of it."""
     world, left = prune(world, dict(enumerate(values)))
     return world, list(left.values())
@@ -85,25 +85,26 @@ def _chance(analysis: Analysis, program: Program, key: Any) -> tuple[Any, Any]:
     return jax.random.uniform(key_uniforms, (analysis.num_uniforms(program),)), key_inner
 
 
-def _forget_all(world: World, births: Any, values: Sequence[Value]) -> list[Value]:
+def forget_all(world: World, births: Any, values: Sequence[Value]) -> list[Value]:
     return [forget(value, world.births != births) for value in values]
 
 
 def _first(value: Value) -> Value:
     """Time as the leading axis of tangents and alternatives."""
-    swap = lambda part: None if part is None else jnp.moveaxis(part, 1, 0)
-    return Value(value.primal, swap(value.tangent), swap(value.alternative))
+    parts = (value.tangent, value.alternative)
+    swapped = (None if part is None else jnp.moveaxis(part, 1, 0) for part in parts)
+    return Value(value.primal, *swapped)
 
 
-class _Carried(eqx.Module):
-    """What a loop carries: the program's values, and what is kept of the alternatives."""
+class Carried(eqx.Module):
+    """The carry of a loop: the program's values, and what is kept of the alternatives."""
 
     values: list[Value]
     lanes: Lanes
 
 
 class _Chances(eqx.Module):
-    """What an iteration draws for itself: uniforms for pruning, a key for programs within it, and
+    """The randomness of an iteration: uniforms for pruning, a key for programs within it, and
     the couplings' noise.
     """
 
@@ -134,7 +135,7 @@ class _ScanRun:
 
     @property
     def stamped(self) -> bool:
-        """Whether stacked outputs must remember which alternatives they belong to."""
+        """True if stacked outputs must remember which alternatives they belong to."""
         return self.branching and any(self.analysis.has_alternative(y) for y in self.ys)
 
     def chances(self) -> _Chances:
@@ -152,7 +153,7 @@ class _ScanRun:
             list(self.coupling.values()),
         )
 
-    def step(self, carried: _Carried, inputs: tuple[list[Value], _Chances]) -> Any:
+    def step(self, carried: Carried, inputs: tuple[list[Value], _Chances]) -> Any:
         """One iteration: what it carries on, and what leaves it for the alternatives that live
         on to the end.
         """
@@ -163,7 +164,7 @@ class _ScanRun:
         within = _inner(within, chances.uniforms, self.key if chances.key is None else chances.key)
         known = [*self.constants, *xs]
         if self.branching:
-            known = _forget_all(within, self.world.births, known)
+            known = forget_all(within, self.world.births, known)
         constants, xs = known[: len(self.constants)], known[len(self.constants) :]
         banked = [variable in analysis.linear for variable in (*self.loop.carry, *self.ys)]
         within, outputs = evaluate(
@@ -174,12 +175,14 @@ class _ScanRun:
             banked,
             _prune_before(analysis, body, num_carry),
         )
-        within, outputs = _finish(within, outputs) if self.branching else (within, outputs)
-        values = _like(analysis, within, self.loop.carry, outputs[:num_carry])
-        ys = _like(analysis, within, self.ys, outputs[num_carry:])
+        within, outputs = finish(within, outputs) if self.branching else (within, outputs)
+        # A carry has the same parts before and after each iteration, by the analysis's fixed point.
+        values = as_foreseen(analysis, within, self.loop.carry, outputs[:num_carry])
+        ys = as_foreseen(analysis, within, self.ys, outputs[num_carry:])
+        # What was stacked leaves the loop: an alternative that differs there differs for ever.
         within = pin(within, ys)
         stamp = within.births if self.stamped else None
-        return _Carried(values, within.lanes), (ys, stamp)
+        return Carried(values, within.lanes), (ys, stamp)
 
 
 def scan(
@@ -199,7 +202,7 @@ def scan(
         lanes = dataclasses.replace(lanes, pinned=jnp.full_like(lanes.births, -1))
     carried, (ys, stamps) = jax.lax.scan(
         run.step,
-        _Carried(_like(analysis, world, loop.carry, start), lanes),
+        Carried(as_foreseen(analysis, world, loop.carry, start), lanes),
         ([_first(value) for value in xs], run.chances()),
         length=loop.length,
         reverse=loop.reverse,
@@ -232,7 +235,7 @@ def _noise_ahead(
 
 
 def _needs_key(analysis: Analysis, equation: Equation) -> bool:
-    """Whether an equation draws what the program does not."""
+    """True if an equation draws what the program does not."""
     if equation.primitive == PROPOSE:
         return any(atom in analysis.branched for atom in equation.inputs)
     return equation.control is not None and analysis.concerns(equation)
@@ -249,14 +252,14 @@ def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
 
 
 class _Rounds(eqx.Module):
-    """What a `while_loop` carries, with a count of its iterations."""
+    """The carry of a `while_loop`, with a count of its iterations."""
 
-    carried: _Carried
+    carried: Carried
     count: Int[Array, ""]
 
 
 class _Runs(eqx.Module):
-    """Whether the primal is still in a loop, and which alternatives are."""
+    """Which of the primal and the alternatives are still in a loop."""
 
     primal: Bool[Array, ""]
     slots: Bool[Array, "K"]
@@ -309,7 +312,7 @@ class _WhileRun:
     def known(self, within: World, constants: Sequence[Value]) -> list[Value]:
         if not self.branching:
             return list(constants)
-        return _forget_all(within, self.world.births, constants)
+        return forget_all(within, self.world.births, constants)
 
     def runs(self, within: World, values: Sequence[Value]) -> _Runs:
         """Who goes on."""
@@ -337,10 +340,10 @@ class _WhileRun:
             [not self.apart and variable in self.analysis.linear for variable in self.loop.carry],
             _prune_before(self.analysis, self.loop.body, len(values)),
         )
-        within, outputs = _finish(within, outputs) if self.branching else (within, outputs)
+        within, outputs = finish(within, outputs) if self.branching else (within, outputs)
         if runs is not None:
             within, outputs = self.freeze(rounds, within, runs, outputs)
-        return _Rounds(_Carried(self.like(within, outputs), within.lanes), count + 1)
+        return _Rounds(Carried(self.like(within, outputs), within.lanes), count + 1)
 
     def only(self, within: World, runs: _Runs) -> World:
         """The world for those that run. One that has stopped stays as it is, whatever the body
@@ -355,7 +358,8 @@ class _WhileRun:
     def freeze(
         self, rounds: _Rounds, within: World, runs: _Runs, outputs: Sequence[Value]
     ) -> tuple[World, list[Value]]:
-        """Those that have stopped where they did; what agrees by now is dropped."""
+        """Leaves those that have stopped where they did, and drops what agrees by now."""
+        # An alternative born in this iteration ran in it: the primal did.
         newborn = within.births != rounds.carried.lanes.births
         runs = _Runs(runs.primal, runs.slots | newborn)
         frozen = [
@@ -384,7 +388,7 @@ def while_loop(
     condition_constants, body_constants, start = loop.parts(operands)
     world, key = pin(world, [*condition_constants, *body_constants]).spawn()
     run = _WhileRun(analysis, equation, loop, world, condition_constants, body_constants, key)
-    start = _Carried(run.like(world, start), world.lanes)
+    start = Carried(run.like(world, start), world.lanes)
     rounds = jax.lax.while_loop(run.goes_on, run.step, _Rounds(start, jnp.zeros((), jnp.int32)))
     after = world.replace(lanes=rounds.carried.lanes) if run.branching else world
     return after, rounds.carried.values
@@ -406,112 +410,4 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
     return add_difference(world, Value(primal, tangent), difference)
 
 
-@dataclasses.dataclass(frozen=True)
-class _CondRun:
-    """A conditional, as it is entered. Its branches take uniforms and keys from those of the
-    program around it.
-    """
-
-    analysis: Analysis
-    equation: Equation
-    choice: Cond
-    index: Value
-    inputs: list[Value]
-
-    @property
-    def branching(self) -> bool:
-        return self.equation in self.analysis.branching
-
-    def branch(
-        self, world: World, number: int, inputs: Sequence[Value], banked: Sequence[bool]
-    ) -> tuple[World, list[Value]]:
-        """Runs one branch."""
-        branch = self.choice.branches[number]
-        after, outputs = evaluate(self.analysis, branch, world, inputs, banked)
-        return _finish(after, outputs) if self.branching else (after, outputs)
-
-    def one(self, world: World) -> tuple[World, list[Value]]:
-        """All alternatives take the primal's branch."""
-        variables = self.equation.outputs
-        banked = [variable in self.analysis.linear for variable in variables]
-        world, key = world.spawn()
-
-        def taken(number):
-            def run(inputs):
-                within = world.replace(key=key, spawned=0)
-                after, outputs = self.branch(within, number, inputs, banked)
-                return _Carried(_like(self.analysis, after, variables, outputs), after.lanes)
-
-            return run
-
-        runs = [taken(number) for number in range(len(self.choice.branches))]
-        carried = jax.lax.switch(self.index.primal, runs, self.inputs)
-        if not self.branching:
-            return world, carried.values
-        # Only one of them runs: they may take the same.
-        most = max(map(self.analysis.num_uniforms, self.choice.branches))
-        return world.replace(lanes=carried.lanes, taken=world.taken + most), carried.values
-
-    def each(self, world: World) -> tuple[World, list[Value]]:
-        """Every branch is run, and each alternative takes its own."""
-        entry, index, nothing = world, self.index, [False] * len(self.equation.outputs)
-        rows: list[list[Value]] = []
-        for number in range(len(self.choice.branches)):
-            chosen = index.primal == number
-            running = chosen if entry.running is None else chosen & entry.running
-            within = world.replace(running=running)
-            inputs = self.inputs
-            if self.branching:
-                inputs = _forget_all(within, entry.births, inputs)
-            # What the other branches take and led to matters as long as the choice between them
-            # has not been made.
-            before = [index, *inputs, *(value for row in rows for value in row)]
-            within = pin(within, before)
-            after, outputs = self.branch(within, number, inputs, nothing)
-            if self.branching:
-                index = _forget_all(after, world.births, [index])[0]
-                rows = [_forget_all(after, world.births, row) for row in rows]
-                lanes = dataclasses.replace(after.lanes, pinned=entry.lanes.pinned)
-                world = world.replace(lanes=lanes)
-            world = world.replace(taken=after.taken, spawned=after.spawned)
-            rows.append(list(outputs))
-        return world, [_choose(world, index, column) for column in zip(*rows, strict=True)]
-
-
-def cond(
-    analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
-) -> tuple[World, list[Value]]:
-    """`lax.switch` where all alternatives take the primal's branch; else every branch is run,
-    and each takes its own.
-    """
-    choice = equation.control
-    assert isinstance(choice, Cond)
-    last = len(choice.branches) - 1
-    clipped = lambda part: None if part is None else jnp.clip(part.astype(jnp.int32), 0, last)
-    index = Value(clipped(operands[0].primal), None, clipped(operands[0].alternative))
-    run = _CondRun(analysis, equation, choice, index, list(operands[1:]))
-    return run.one(world) if index.alternative is None else run.each(world)
-
-
-def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
-    """`column[index]`, by each alternative's own index."""
-    primal = _select(index.primal, [value.primal for value in column])
-    tangent = None
-    if any(value.tangent is not None for value in column):
-        tangent = _select(
-            index.primal,
-            [value.tangents(world.num_parameters, world.weight.dtype) for value in column],
-        )
-    slots = [in_lanes(value, world.num_slots) for value in column]
-    own = index.alternative.reshape(-1, *(1,) * (slots[0].ndim - 1))
-    return Value(primal, tangent, _select(own, slots))
-
-
-def _select(index: Any, cases: Sequence[Any]) -> Any:
-    result = cases[0]
-    for number, case in enumerate(cases[1:], 1):
-        result = jnp.where(index == number, case, result)
-    return result
-
-
-RULES.update({"scan": scan, "while": while_loop, "cond": cond})
+RULES.update({"scan": scan, "while": while_loop})

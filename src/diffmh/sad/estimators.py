@@ -16,11 +16,11 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from .. import _validate
-from .._differentiable import moving
-from .._lowering.chains import over_chains
-from .._sharding import shared_evenly
-from .._validate import Checked, NotDifferentiable
+from ..base import validate
+from ..base.validate import Checked, NotDifferentiable
+from ..core.autodiff import moving
+from ..fast.chains import over_chains
+from ..runs.devices import shared_evenly
 from . import derivative
 from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
@@ -46,13 +46,13 @@ class Runs(eqx.Module):
 
     @property
     def baseline(self) -> Baseline:
-        """Of a value in the middle of a replicate's run, its mean over the others."""
+        """The mean over the other replicates of a value in the middle of a run."""
         return baseline(1 if self.group == 1 else 2)
 
     @property
     def is_reversible(self) -> bool:
-        """Whether JAX goes backward through the program."""
-        return self.reverse or derivative.trace(self.run, True).is_reversible
+        """True if JAX goes backward through the program."""
+        return self.reverse or self.run.plan.by_jax.is_reversible
 
     def of(self, keys: Any, group: int = 1) -> Runs:
         """The replicates of these keys."""
@@ -73,38 +73,38 @@ class Runs(eqx.Module):
         return over_chains(one)(keys)
 
     def jacobians(self, function: Callable[[Run], tuple[Float[Array, "N"], Any]]) -> Any:
-        """Of a function that returns a vector and something else: that, and the vector's
+        """For a function that returns a vector and something else: that, and the vector's
         derivative `(P, N, C)` by JAX, replicates (or groups of them) last.
         """
-        if self.group > 1:
-            of_group = lambda keys: derivative.jacobian(
-                lambda theta: _mean(lambda key: function(self.run.at(theta, key)), keys),
-                self.run.theta,
-                True,
-            )
-            groups = shared_evenly(self.keys.reshape(-1, self.group), self.mesh)
-            return jax.vmap(of_group, out_axes=-1)(groups)
-        return self.each(
-            lambda run: derivative.jacobian(
+
+        def of_one(run):
+            return derivative.jacobian(
                 lambda theta: function(run.at(theta)), run.theta, self.reverse
             )
-        )
+
+        def of_group(keys):
+            def mean(theta):
+                each = jax.vmap(lambda key: function(self.run.at(theta, key)))(keys)
+                return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
+
+            return derivative.jacobian(mean, self.run.theta, True)
+
+        if self.group > 1:
+            groups = shared_evenly(self.keys.reshape(-1, self.group), self.mesh)
+            return jax.vmap(of_group, out_axes=-1)(groups)
+        return self.each(of_one)
 
 
 def _twice(
     function: Callable[[Run], Float[Array, "N"]],
 ) -> Callable[[Run], tuple[Float[Array, "N"], Float[Array, "N"]]]:
-    """What is differentiated is the value itself."""
+    """A function of which the value itself is differentiated."""
 
     def both(run):
         value = function(run)
         return value, value
 
     return both
-
-
-def _mean(function: Callable[[Any], Any], keys: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), jax.vmap(function)(keys))
 
 
 class Found(eqx.Module):
@@ -141,7 +141,7 @@ class Alternatives(Estimator):
     num_alternatives: Checked[int] = eqx.field(static=True, default=1)
 
     def __check_init__(self):
-        _validate.count(self.num_alternatives, "sad.Alternatives(num_alternatives=...)")
+        validate.count(self.num_alternatives, "sad.Alternatives(num_alternatives=...)")
 
     def find(self, runs: Runs) -> Found:
         return self.backward(runs, _scales(runs)) if runs.reverse else self.forward(runs)
@@ -243,7 +243,7 @@ class Combined(Estimator):
     num_alternatives: Checked[int] = eqx.field(static=True, default=1)
 
     def __check_init__(self):
-        _validate.count(self.num_alternatives, "sad.Combined(num_alternatives=...)")
+        validate.count(self.num_alternatives, "sad.Combined(num_alternatives=...)")
 
     def find(self, runs: Runs) -> Found:
         by_alternatives = Alternatives(self.num_alternatives)
@@ -309,7 +309,7 @@ class Smooth(Estimator):
 
 
 def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
-    """What a report says of the estimators that it did not choose."""
+    """The lines of a report about the estimators that it did not choose."""
     if isinstance(estimator, Smooth):
         difference = np.asarray(found.jacobian) - np.asarray(found.others["unbiased"])
         mean, error = _mean_and_error(difference)
@@ -319,7 +319,10 @@ def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
     if not found.others:
         return ()
     count = found.jacobian.shape[-1]
-    size = lambda jacobian, count: math.sqrt(np.mean(np.asarray(jacobian).var(axis=-1)) / count)
+
+    def size(jacobian, count):
+        return math.sqrt(np.mean(np.asarray(jacobian).var(axis=-1)) / count)
+
     singles = count * found.group
     alone = [f"{name} alone {size(other, singles):.2g}" for name, other in found.others.items()]
     return (f"gradient error {size(found.jacobian, count):.2g}; " + ", ".join(alone),)

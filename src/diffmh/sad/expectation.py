@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,28 +17,20 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from .. import _trees, _validate
-from .._differentiable import differentiable, differentiable_by
-from .._lowering import compat
-from .._lowering.chains import mapped_over_chains
-from .._sharding import check_mesh
-from .._validate import Checked, NotDifferentiable
-from ..course import Course, Round, round_key
-from ..expectation import Differentiable
-from ..report import Report, RunChains
-from ..until import Until
+from .._expectation import Differentiable
+from ..base import trees, validate
+from ..base.validate import Checked, NotDifferentiable
+from ..core.autodiff import differentiable, differentiable_by
+from ..fast.chains import mapped_over_chains
+from ..jaxprs import compat
+from ..reports.report import Report, RunChains
+from ..reports.until import Until
+from ..runs.devices import check_mesh
+from ..runs.rounds import Course, Round, round_key
 from . import derivative
-from .derivative import Run
-from .estimators import (
-    Alternatives,
-    Combined,
-    Estimator,
-    Found,
-    Runs,
-    disagreement,
-    notes,
-)
-from .pilot import find
+from .choose_estimator import find
+from .estimators import Alternatives, Combined, Estimator, Found, Runs, disagreement, notes
+from .plan import Plan, Run
 
 
 class Expectation(Differentiable):
@@ -59,7 +50,6 @@ class Expectation(Differentiable):
         self.num_chains = num_replicates
         # Whether many replicates may be put together, for a report of them alone.
         self.grouped = False
-        self._found_out: dict[Any, tuple[bool, Callable[[Any], PyTree]]] = {}
         self._mesh = mesh
 
     def __repr__(self) -> str:
@@ -69,9 +59,9 @@ class Expectation(Differentiable):
     def __call__(self, theta, key=None, *args, **options):
         """One run of the program, whose derivative is unbiased."""
         run = self._admit(theta, key, args, options)
-        reverse, unflatten = self._known(run)
-        if reverse or not isinstance(self.estimator, Alternatives):
-            return unflatten(self._by_surrogate(run, self.estimator, 1)[:, 0])
+        plan = run.plan
+        if plan.goes_backward or not isinstance(self.estimator, Alternatives):
+            return plan.unflatten(self._by_surrogate(run, plan, self.estimator, 1)[:, 0])
         count = self.estimator.num_alternatives
 
         def value(theta, key, given):
@@ -81,19 +71,20 @@ class Expectation(Differentiable):
             return derivative.forward(Run(run.program, theta, key, *given), count)
 
         given = (run.args, run.options)
-        if _closes_over_tracers(run):
+        if plan.closes_over_tracers:
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             jacobian = eqx.filter_closure_convert(jacobian, run.theta, run.key, given)
         value, jacobian = (
             eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
         )
-        return unflatten(differentiable(value, jacobian, run.theta, run.key, given))
+        return plan.unflatten(differentiable(value, jacobian, run.theta, run.key, given))
 
     def per_chain(self, theta, key=None, *args):
         """The value of each replicate along a leading axis, differentiable."""
         run = self._admit(theta, key, args, {})
-        flat = self._by_surrogate(run, self.of_many, self.num_chains)
-        return jax.vmap(run.unflatten(), in_axes=-1)(flat)
+        plan = run.plan
+        flat = self._by_surrogate(run, plan, self.of_many, self.num_chains)
+        return jax.vmap(plan.unflatten, in_axes=-1)(flat)
 
     @property
     def mesh(self) -> Mesh | None:
@@ -106,16 +97,16 @@ class Expectation(Differentiable):
 
     def run_chains(self, theta, key=None, *args, course=None):
         run = self._admit(theta, key, args, {})
-        if not _validate.concrete(run):
+        if not validate.concrete(run):
             raise TypeError(
                 "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
                 " instead."
             )
-        reverse, unflatten = self._known(run)
+        plan = run.plan
 
         def advance(number: int, *_):
             keys = jax.random.split(round_key(run.key, number), self.num_chains)
-            runs = Runs(run, keys, reverse, mesh=self.mesh)
+            runs = Runs(run, keys, plan.goes_backward, mesh=self.mesh)
             return None, find(self.of_many, runs, self.grouped)
 
         def round_of(number: int) -> Round:
@@ -125,7 +116,7 @@ class Expectation(Differentiable):
         results = (course or Course()).follow(round_of)
         found = results[0] if len(results) == 1 else _pooled(results)
         return RunChains(
-            jax.vmap(unflatten, in_axes=-1),
+            jax.vmap(plan.unflatten, in_axes=-1),
             run.theta,
             found.value,
             found.jacobian,
@@ -139,16 +130,17 @@ class Expectation(Differentiable):
         alone.grouped = True
         return super(Expectation, alone)._reported(theta, key, args, course, until)
 
-    def _by_surrogate(self, run: Run, estimator: Estimator, count: int):
+    def _by_surrogate(self, run: Run, plan: Plan, estimator: Estimator, count: int):
         """The values of replicates, replicates last; a single one has the key itself."""
-        reverse = self._known(run)[0]
+        reverse = plan.goes_backward
 
         def runs(theta, key, given):
             keys = jax.random.split(key, count) if count > 1 else key[None]
             mesh = self.mesh if count > 1 else None
             return Runs(Run(run.program, theta, key, *given), keys, reverse, mesh=mesh)
 
-        value = lambda theta, key, given: runs(theta, key, given).each(lambda run: run.value())
+        def value(theta, key, given):
+            return runs(theta, key, given).each(Run.value)
 
         def surrogate(theta, key, given):
             if compat.inside_shard_map():
@@ -160,58 +152,16 @@ class Expectation(Differentiable):
             return estimator.surrogate(runs(theta, key, given))
 
         given = (run.args, run.options)
-        if _closes_over_tracers(run):
+        if plan.closes_over_tracers:
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             surrogate = eqx.filter_closure_convert(surrogate, run.theta, run.key, given)
         return differentiable_by(value, surrogate, run.theta, run.key, given)
 
-    def _known(self, run: Run) -> tuple[bool, Callable[[Any], PyTree]]:
-        """Whether JAX goes backward, and the result's form: found out once for arguments of the
-        same form, as `jax.jit` traces once.
-        """
-        arrays, rest = eqx.partition(run, eqx.is_array)
-        leaves, structure = jax.tree.flatten(arrays)
-        forms = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        static, static_structure = jax.tree.flatten(rest)
-        key = (structure, forms, tuple(static), static_structure)
-        try:
-            if key not in self._found_out:
-                self._found_out[key] = (self._backward(run), run.unflatten())
-            return self._found_out[key]
-        except TypeError:  # Not hashable.
-            return self._backward(run), run.unflatten()
-
-    def _backward(self, run: Run) -> bool:
-        """Whether JAX goes backward: with many parameters, or where there is no other way, unless a
-        `while_loop` is in it.
-        """
-        many = derivative.num_parameters(run.theta) > derivative.MOST_TANGENTS
-        if not many:
-            return derivative.only_backward(run)
-        if derivative.trace(run, True).is_reversible:
-            return True
-        warnings.warn(
-            "the program has a `while_loop` that depends on theta, through which JAX does not go"
-            " backward: a tangent is carried for each of its"
-            f" {derivative.num_parameters(run.theta):,} parameters. A `scan` of bounded length"
-            " would be faster.",
-            stacklevel=3,
-        )
-        return False
-
     def _admit(self, theta, key, args, options) -> Run:
-        theta, key = _trees.strong(_validate.theta(theta)), _validate.typed_key(key)
+        theta, key = trees.strong(validate.theta(theta)), validate.typed_key(key)
         array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
         args, options = jax.tree.map(array, (args, options))
         return Run(self.program, theta, key, args, options)
-
-
-def _closes_over_tracers(run: Run) -> bool:
-    """Whether the program does."""
-    given = (run.theta, run.key, run.args, run.options)
-    arrays, rest = eqx.partition(given, eqx.is_array)
-    probe = lambda arrays: Run(run.program, *eqx.combine(arrays, rest)).result()
-    return compat.closes_over_tracers(probe, arrays)
 
 
 def _not_finite(found: Found) -> tuple[str, ...]:
@@ -286,7 +236,7 @@ def expectation(
     0.6
     """
     where = "sad.expectation(program)"
-    _validate.function(program, where, "program", "program(theta, key, *args) -> pytree of numbers")
+    validate.function(program, where, "program", "program(theta, key, *args) -> pytree of numbers")
     if estimator is not None and not isinstance(estimator, Estimator):
         raise TypeError(
             f"`{where}`: `estimator` must be `sad.Alternatives()`, `sad.Score()`, `sad.Combined()`"
@@ -295,8 +245,8 @@ def expectation(
     return Expectation(
         program,
         estimator,
-        _validate.count(alternatives, "sad.expectation(alternatives=...)"),
-        _validate.count(num_replicates, "sad.expectation(num_replicates=...)"),
+        validate.count(alternatives, "sad.expectation(alternatives=...)"),
+        validate.count(num_replicates, "sad.expectation(num_replicates=...)"),
         None if mesh is None else check_mesh(mesh, "sad.expectation(mesh=...)"),
     )
 
@@ -323,8 +273,8 @@ def run(
     >>> abs(report.gradient - 5.0) < 5 * report.gradient_error               # E = λ + λ²
     Array(True, dtype=bool)
     """
-    count = _validate.count(num_replicates, "sad.run(num_replicates=...)", least=2)
-    _validate.function(program, "sad.run(program, ...)", "program", "program(theta, key, *args)")
+    count = validate.count(num_replicates, "sad.run(num_replicates=...)", least=2)
+    validate.function(program, "sad.run(program, ...)", "program", "program(theta, key, *args)")
     if options:
         _refuse_unknown(program, options)
         program = functools.partial(program, **options)

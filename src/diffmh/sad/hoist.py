@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._lowering import compat
-from .._lowering.program import Atom, Cond, Constant, Equation, Program, Variable
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Variable
 
 # What runs the generator.
 _GENERATES = {"random_bits", "random_split", "random_fold_in"}
@@ -147,6 +147,7 @@ def _together(program: Program, group: list[Equation]) -> tuple[Program, list[Eq
         outputs=tuple(equation.outputs[0] for equation in kept),
         _bind=bind,
     )
+    # What the group needs comes before it, in the order in which it was; all else after it.
     early = [equation for equation in program.equations if equation in before]
     late = [
         equation

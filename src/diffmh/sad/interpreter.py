@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
 
-from .._lowering.program import Constant, Equation, Program, Variable
-from .._validate import NotDifferentiable
+from ..base.validate import NotDifferentiable
+from ..jaxprs.program import Constant, Equation, Program, Variable
 from .analysis import Analysis, Atom
 from .values import Value, World, bank, forget, pin, prune
 
@@ -27,41 +27,36 @@ def evaluate(
 ) -> tuple[World, list[Value]]:
     """Runs a program. Outputs that `bank_outputs` marks are taken linearly.
 
-    `values` holds what still matters: a variable leaves it after its last use. Newcomers are
-    pruned before others may arise, before a loop or a conditional, and before equation
-    `prune_before`.
+    Newcomers are pruned before others may arise, before a loop or a conditional, and before
+    equation `prune_before`.
     """
     values = dict(zip(program.inputs, inputs, strict=True))
     last_use = _last_use(program)
     for index, equation in enumerate(program.equations):
+        # Here `values` holds what this equation or a later one reads, and nothing else: an
+        # alternative that agrees with the primal in all of it agrees for ever, and may be dropped.
+        # Newcomers in the lanes are those of one draw at most.
         interrupts = (
             equation.control is not None or equation in analysis.branching or index == prune_before
         )
         if world.num_lanes > world.num_slots and interrupts:
             world, values = prune(world, values)
         operands = [
-            _read(world, values, *slot)
-            for slot in zip(equation.inputs, analysis.banks(equation), strict=True)
+            _read(world, values, atom, linearly)
+            for atom, linearly in zip(equation.inputs, analysis.banks(equation), strict=True)
         ]
         lasting = {
             variable: value
             for variable, value in values.items()
             if last_use.get(variable, -1) > index
         }
-        within = (
-            pin(world, lasting.values())
-            if equation.control is not None and equation in analysis.branching
-            else world
-        )
-        if analysis.concerns(equation):
-            after, outputs = rule(equation, world)(analysis, within, equation, operands)
-        else:
-            primals = equation.bind(*(value.primal for value in operands))
-            after, outputs = within, [Value(primal) for primal in primals]
+        after, outputs = _apply(analysis, world, equation, operands, lasting)
         if after.births is not world.births:
+            # A slot was given away: the alternative that has it now was born within the equation,
+            # and shares with the primal whatever was computed before.
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
-        world = after.with_lanes(pinned=world.lanes.pinned)
+        world = after
         named = zip(equation.outputs, outputs, strict=True)
         values = lasting | {
             name: bank(world, value) if name in analysis.linear else value for name, value in named
@@ -70,6 +65,25 @@ def evaluate(
         _read(world, values, atom, flag)
         for atom, flag in zip(program.outputs, bank_outputs, strict=True)
     ]
+
+
+def _apply(
+    analysis: Analysis,
+    world: World,
+    equation: Equation,
+    operands: Sequence[Value],
+    lasting: Mapping[Variable, Value],
+) -> tuple[World, Sequence[Value]]:
+    """One equation by its rule. Within a loop or a conditional that may drop alternatives, those
+    that differ in what lasts beyond it are pinned.
+    """
+    if not analysis.concerns(equation):
+        primals = equation.bind(*(value.primal for value in operands))
+        return world, [Value(primal) for primal in primals]
+    drops = equation.control is not None and equation in analysis.branching
+    within = pin(world, lasting.values()) if drops else world
+    after, outputs = rule(equation, world)(analysis, within, equation, operands)
+    return after.with_lanes(pinned=world.lanes.pinned), outputs
 
 
 def rule(equation: Equation, world: World) -> Rule:

@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._lowering import compat, operations
-from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable
-from .._validate import NotDifferentiable
+from ..base.validate import NotDifferentiable
+from ..jaxprs import compat, operations
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable
 from .analysis import Analysis
-from .samplers import SAMPLE
+from .draw import SAMPLE
 
 BITS = "random_bits"
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a value is computed from: equal sources make equal values. `loops` are those that it
+    """The origin of a value: equal sources make equal values. `loops` are those that it
     changes with.
     """
 
@@ -100,7 +100,7 @@ def _makes_children_alone(key: Variable) -> bool:
 
 
 def _described(equation: Equation) -> str:
-    """What an operation does; of a slice, whether or not it spells strides of 1 out."""
+    """A description of an operation; of a slice, whether or not it spells strides of 1 out."""
     part = compat.operation(equation)
     return str(part) if isinstance(part, operations.Slice) else compat.parameters_of(equation)
 
@@ -156,6 +156,7 @@ def _follow_inside(analysis, sources, equation, taken, loops, uses) -> Uses:
             for branch in control.branches
         ]
         return {key: user for found in (uses, *after) for key, user in found.items()}
+    # A key that does not change with the loop is used again in its next iteration.
     once = isinstance(control, Scan) and control.length < 2
     within = loops if once else loops | {id(equation)}
     changing = {variable: sources.fresh(within) for variable in control.carry}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from .. import _trees, _validate
-from .._lowering import compat
+from ..base import trees, validate
+from ..jaxprs import compat
 
 LINEAR = "sad_linear"
 
@@ -24,9 +24,13 @@ def linear(value: PyTree) -> PyTree:
     >>> round(float(jax.grad(mean)(0.3, jax.random.key(0))), 3)
     1.0
     """
-    _validate.state(value, "`sad.linear(value)`")
-    real = lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
-    return jax.tree.map(lambda leaf: _linear(real(leaf))[0], _trees.strong(value))
+    validate.state(value, "`sad.linear(value)`")
+    return jax.tree.map(lambda leaf: _linear(as_float(leaf))[0], trees.strong(value))
+
+
+def as_float(leaf: Array) -> Array:
+    """A real number as it is, an integer or a truth value as a float."""
+    return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
 
 
 _linear = compat.new_primitive(

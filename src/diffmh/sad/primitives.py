@@ -1,4 +1,4 @@
-"""What is known of JAX's primitives: a table. Whatever is not in it is refused where a
+"""A table of JAX's primitives. Whatever is not in it is refused where a
 derivative depends on it.
 """
 
@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .._lowering.program import Equation
 from ..analysis.facts import is_complex, is_inexact
 from ..analysis.steps import STEPS
+from ..jaxprs.program import Equation
+from .draw import SAMPLE
 from .marker import LINEAR
 from .propose import PROPOSE
-from .samplers import SAMPLE
 
 
 def _names(text: str) -> set[str]:
@@ -113,7 +113,7 @@ _RANDOM = _names(
 
 
 def is_flat(equation: Equation) -> bool:
-    """Whether JAX has no derivative for the primitive, or the wrong one: it has zero for the sign
+    """True if JAX has no derivative for the primitive, or the wrong one: it has zero for the sign
     of a complex number, `z / |z|`.
     """
     if equation.primitive == "sign":
@@ -122,7 +122,7 @@ def is_flat(equation: Equation) -> bool:
 
 
 def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
-    """Whether a float result has a continuous distribution, given which operands do (random bits
+    """True if a float result has a continuous distribution, given which operands do (random bits
     count as such).
     """
     if equation.primitive in _RANDOM:

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from .. import _trees, _validate, couplings, proposals
-from .._lowering import compat, rounding
-from .._validate import Checked
+from .. import couplings, proposals
+from ..base import trees, validate
+from ..base.validate import Checked
 from ..couplings import Coupling
+from ..fast import rounding
+from ..jaxprs import compat
 from ..proposals import Proposal
 
 PROPOSE = "sad_propose"
@@ -51,8 +53,8 @@ class Form:
     def couple(self, x_new, operands, alternative_x, coupling_noise):
         """`y'` beside `x'`, flat."""
         (proposal, coupling), noise, x = self.unflatten(operands)
-        like_x = lambda leaves: jax.tree.unflatten(jax.tree.structure(x), leaves)
-        y, x_new = like_x(alternative_x), like_x(x_new)
+        structure = jax.tree.structure(x)
+        y, x_new = (jax.tree.unflatten(structure, leaves) for leaves in (alternative_x, x_new))
         return jax.tree.leaves(
             couplings.couple(coupling, proposal, x, x_new, y, noise, coupling_noise)
         )
@@ -76,16 +78,16 @@ def propose(
     (3,)
     """
     where = "sad.propose(key, proposal, coupling, x)"
-    _validate.instance(proposal, Proposal, where, "proposal")
+    validate.instance(proposal, Proposal, where, "proposal")
     chosen = (
         couplings.best_coupling(proposal)
         if coupling is None
-        else _validate.instance(coupling, Coupling, where, "coupling")
+        else validate.instance(coupling, Coupling, where, "coupling")
     )
     couplings.refuse_mismatch(chosen, proposal)
-    key, x = _validate.typed_key(key), _trees.strong(_validate.state(x, "`x`"))
-    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)
-    noise = first(proposals.proposal_noise(proposal, jax.random.clone(key), x, 1))
+    key, x = validate.typed_key(key), trees.strong(validate.state(x, "`x`"))
+    noise = proposals.proposal_noise(proposal, jax.random.clone(key), x, 1)
+    noise = jax.tree.map(lambda leaf: leaf[0], noise)
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
     parts = (key, arrays, noise, x)
     operands, structure = jax.tree.flatten(parts)
@@ -97,10 +99,12 @@ def _settled(tree: PyTree) -> PyTree:
     """Rounded here and now, so that every use of `x'` sees the same bits: a chain that met
     another stays with it.
     """
-    is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    return jax.tree.map(
-        lambda leaf: rounding.settle(leaf, jnp.isnan(leaf)) if is_float(leaf) else leaf, tree
-    )
+
+    def rounded(leaf):
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return rounding.round_here(leaf, jnp.isnan(leaf)) if is_float else leaf
+
+    return jax.tree.map(rounded, tree)
 
 
 def _implementation(*operands, form, batches):

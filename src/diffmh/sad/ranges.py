@@ -11,22 +11,25 @@ runs of the program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._differentiable import moving
-from .._lowering.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
-from .._validate import NotDifferentiable
-from .samplers import SAMPLE, VALID
+from ..base.validate import NotDifferentiable
+from ..core.autodiff import moving
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from .analysis import every_equation
+from .draw import SAMPLE, VALID
 
 
 def checked(program: Program) -> Program:
     """The same program with one more output: whether all draws were in range."""
-    start = Constant(jnp.ones((), bool))
+    start = Constant(np.ones((), bool))
     equations, valid = _checked(program, start)
     return Program(program.inputs, tuple(equations), (*program.outputs, valid))
 
@@ -75,10 +78,7 @@ def _checked(program: Program, valid: Atom) -> tuple[list[Equation], Atom]:
 
 
 def _draws(program: Program) -> bool:
-    return any(
-        equation.primitive == SAMPLE or any(map(_draws, equation.inner))
-        for equation in program.equations
-    )
+    return any(equation.primitive == SAMPLE for equation in every_equation(program))
 
 
 def _check(equation: Equation, valid: Atom) -> Equation:
@@ -126,13 +126,12 @@ def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
             branches = tuple(_inner(branch, first - 1, last) for branch in control.branches)
             control = Cond(branches)
             bind = _bind_cond
-    taken = control
     carried = dataclasses.replace(
         equation,
         inputs=_inserted(equation.inputs, first, valid),
         outputs=_inserted(equation.outputs, last, after),
         control=control,
-        _bind=lambda *operands: bind(taken, operands),
+        _bind=functools.partial(bind, control),
     )
     return carried, after
 
@@ -149,7 +148,7 @@ def _refuse_condition(condition: Program) -> None:
             )
 
 
-def _bind_scan(loop: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+def _bind_scan(loop: Any, *operands: Any) -> tuple[Any, ...]:
     constants, start, xs = loop.parts(operands)
 
     def step(carried, xs):
@@ -162,13 +161,18 @@ def _bind_scan(loop: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     return (*carried, *ys)
 
 
-def _bind_while(loop: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+def _bind_while(loop: Any, *operands: Any) -> tuple[Any, ...]:
     for_condition, for_body, start = loop.parts(operands)
-    goes_on = lambda carried: run(loop.condition, [*for_condition, *carried])[0]
-    step = lambda carried: run(loop.body, [*for_body, *carried])
+
+    def goes_on(carried):
+        return run(loop.condition, [*for_condition, *carried])[0]
+
+    def step(carried):
+        return run(loop.body, [*for_body, *carried])
+
     return tuple(jax.lax.while_loop(goes_on, step, list(start)))
 
 
-def _bind_cond(choice: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
-    branches = [lambda *given, branch=branch: run(branch, given) for branch in choice.branches]
-    return tuple(jax.lax.switch(operands[0], branches, *operands[1:]))
+def _bind_cond(choice: Any, *operands: Any) -> tuple[Any, ...]:
+    branches = [functools.partial(run, branch) for branch in choice.branches]
+    return tuple(jax.lax.switch(operands[0], branches, operands[1:]))

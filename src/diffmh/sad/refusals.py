@@ -1,33 +1,26 @@
-"""What is refused before a program is run, each with the line of user code and what to do."""
+"""Refusals before a program is run, each with the line of user code and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from .._lowering import compat
-from .._lowering.program import Equation, Program, While
-from .._validate import NotDifferentiable
 from ..analysis import jumps
 from ..analysis.steps import STEPS
+from ..base.validate import NotDifferentiable
+from ..jaxprs import compat
+from ..jaxprs.program import Equation, Program, While
 from . import primitives
-from .analysis import Analysis
+from .analysis import Analysis, every_equation
+from .draw import SAMPLE
 from .marker import LINEAR
 from .propose import PROPOSE
-from .samplers import SAMPLE
 
 
-def refuse(analysis: Analysis, program: Program, any_primitive: bool = False) -> None:
-    """Refuses programs whose derivative would be wrong, and, unless JAX differentiates them itself,
-    primitives without a rule.
+def refuse_equations(analysis: Analysis, program: Program, any_primitive: bool) -> None:
+    """Refuses equations whose derivative would be wrong, and, unless JAX differentiates them itself
+    (`any_primitive`), primitives without a rule.
     """
-    _refuse_equations(analysis, program, any_primitive)
-    _refuse_jumps(analysis, program)
-
-
-def _refuse_equations(analysis: Analysis, program: Program, any_primitive: bool) -> None:
     for equation in program.equations:
         for inner in equation.inner:
-            _refuse_equations(analysis, inner, any_primitive)
+            refuse_equations(analysis, inner, any_primitive)
         if isinstance(equation.control, While):
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
@@ -42,21 +35,13 @@ def _refuse_equations(analysis: Analysis, program: Program, any_primitive: bool)
 
 
 def _refuse_condition(analysis: Analysis, loop: While) -> None:
-    for equation in _draws(loop.condition):
-        if equation in analysis.branching:
+    for equation in every_equation(loop.condition):
+        if equation.primitive == SAMPLE and equation in analysis.branching:
             raise NotDifferentiable(
                 "A draw whose distribution depends on theta in the condition of a"
                 f" `while_loop`{_at(equation)}: draw in the"
                 " body, and carry the decision to the condition."
             )
-
-
-def _draws(program: Program) -> Iterator[Equation]:
-    for equation in program.equations:
-        if equation.primitive == SAMPLE:
-            yield equation
-        for inner in equation.inner:
-            yield from _draws(inner)
 
 
 def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> str:
@@ -99,7 +84,7 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
         )
 
 
-def _refuse_jumps(analysis: Analysis, program: Program) -> None:
+def refuse_jumps(analysis: Analysis, program: Program) -> None:
     """Refuses steps of continuous random values that move, on the way to the result."""
     stepping = frozenset(primitives.JUMPS - STEPS)
     found = jumps(program, analysis.tangent, analysis.continuous, {SAMPLE, PROPOSE}, stepping)

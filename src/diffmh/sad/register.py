@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .. import _validate
-from .._validate import Checked
+from ..base import validate
+from ..base.validate import Checked
 from . import primitives
 from .interpreter import RULES
+from .plan import forget_plans
 from .rules import by_evaluation
 
 
@@ -35,10 +36,11 @@ def register(
         "jump": primitives.JUMPS,
         "evaluated": primitives.EVALUATED,
     }
-    _validate.text(primitive, "sad.register(primitive=...)")
-    _validate.choice(kind, "sad.register(kind=...)", tables)
-    _validate.flag(linear, "sad.register(linear=...)")
+    validate.text(primitive, "sad.register(primitive=...)")
+    validate.choice(kind, "sad.register(kind=...)", tables)
+    validate.flag(linear, "sad.register(linear=...)")
     tables[kind].add(primitive)
+    forget_plans()
     RULES[primitive] = by_evaluation
     if linear:
         primitives.LINEAR_IN_ALL.add(primitive)

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .. import _trees
-from .. import values as algebra
-from .._differentiable import moving
-from .._lowering.apart import jit_apart
-from .._lowering.program import Equation
+from ..base import trees
+from ..core import values as algebra
+from ..core.autodiff import moving
+from ..fast.apart import jit_apart
+from ..jaxprs.program import Equation
 from . import primitives, thinning
 from .analysis import Analysis
+from .draw import SAMPLE, VALID, Sampler
 from .interpreter import ANY, RULES
 from .marker import LINEAR
 from .propose import PROPOSE
-from .samplers import SAMPLE, VALID, Sampler
 from .values import Lanes, Value, World, in_lanes, same
 
 
@@ -181,12 +181,14 @@ def _born(
     num_parameters, dtype = lanes.weight.shape[1], lanes.weight.dtype
     tangents = [value.tangents(num_parameters, dtype) for value in given]
     flipped, weight = sampler.candidates(drawn, parameters, tangents)
+    # Weights are linear in the tangents: with all parameters leading, P of them at once.
     weight = _while_running(running, jnp.moveaxis(weight, 1, 0).astype(dtype))
     weight = weight.reshape(num_parameters, -1)
     scale, worth = lanes.scale, lanes.worth
     scale = None if scale is None else scale + jnp.sum(jnp.abs(weight), axis=1)
     chosen = _choose(weight, scale, lanes.births.shape[0], uniform)
     if worth is not None:
+        # Zeros that move as the parameters do have the weight as their derivative by JAX.
         moved = [_zeros_that_move(value.primal)[None] for value in given]
         _, born = sampler.candidates(drawn, parameters, moved)
         born = chosen.take(_while_running(running, born).reshape(-1)) * still(chosen.factor)
@@ -214,7 +216,7 @@ class _Chosen(eqx.Module):
         if self.index is None:
             return candidates
         if self.index.shape[0] == 1:
-            return _trees.entry(candidates, self.index[0])[None]
+            return trees.entry(candidates, self.index[0])[None]
         return candidates[self.index]
 
     def flip(self, drawn: Array, flipped: Array) -> Array:
@@ -239,7 +241,7 @@ def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: An
         return _Chosen(None, jnp.ones(count, weight.dtype))
     if num_slots == 1:
         picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype), scale)
-        score = algebra.norm(_trees.entry(weight.T, picked.index), scale)
+        score = algebra.norm(trees.entry(weight.T, picked.index), scale)
         # A derivative that is not a number must be seen, also if what was picked has no weight.
         none = (score == 0) & ~jnp.isnan(picked.score)
         factor = jnp.where(none, 0.0, picked.score / jnp.where(score == 0, 1.0, score))
@@ -252,7 +254,7 @@ def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: An
 def valid(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """Whether the primal's draws were in range: of alternatives it is not asked."""
+    """The flag of ranges, which the primal's draws alone decide."""
     return world, [Value(primal) for primal in equation.bind(*(v.primal for v in operands))]
 
 

@@ -12,13 +12,15 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ..core import values as algebra
+
 # More lanes than this are sorted; fewer are compared with each other.
 _SORTED = 64
 
 
 class Kept(eqx.Module):
-    """What K slots hold after thinning: the lane that each takes its alternative from, by what its
-    weight is multiplied (0 if it is empty), and whether it is a newcomer.
+    """The content of K slots after thinning: the lane that each takes its alternative from, by what
+    its weight is multiplied (0 if it is empty), and whether it is a newcomer.
     """
 
     source: Int[Array, "K"]
@@ -27,7 +29,7 @@ class Kept(eqx.Module):
     num_lanes: int = eqx.field(static=True)
 
     def take(self, lanes: Array) -> Array:
-        """What the slots hold of an array over lanes."""
+        """The entries of an array over lanes that the slots hold."""
         num_slots = self.source.shape[0]
         if self.num_lanes == num_slots + 1:
             own, newcomer = lanes[:num_slots], lanes[num_slots:]
@@ -59,9 +61,7 @@ def thin(scores: Float[Array, "L"], num_slots: int, uniform: Float[Array, ""]) -
 def _one_of_two(scores: Float[Array, "2"], uniform: Float[Array, ""]) -> Kept:
     old, new = scores[:1], scores[1:]
     total = old + new
-    # An empty slot takes the newcomer even where `uniform * total` rounds up to it. NaN must be
-    # seen: it takes the slot too, and is passed on.
-    replaced = (uniform * total < new) | ((old == 0) & (new != 0))
+    replaced = algebra.wins(old, new, uniform)
     chosen = jnp.where(replaced, new, old)
     factor = jnp.where(chosen == 0, 0.0, total / jnp.where(chosen == 0, 1.0, chosen))
     return Kept(replaced.astype(jnp.int32), factor, replaced, 2)

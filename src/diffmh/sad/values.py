@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .. import values as algebra
-from .._differentiable import moving
-from .._lowering.apart import jit_apart
-from ..values import Value as Value
+from ..core import values as algebra
+from ..core.autodiff import moving
+from ..core.values import Value as Value
+from ..fast.apart import jit_apart
 from . import thinning
 
 # Beyond about as many draws, in a program or in an iteration of a loop, each is compiled apart.
@@ -31,7 +31,7 @@ _MANY_UNIFORMS = 8
 
 
 class Lanes(eqx.Module):
-    """What is kept of the alternatives, and carried through loops.
+    """The state of the alternatives, which is carried through loops.
 
     A value that was computed when slot k had been given away `births[k]` times belongs to today's
     alternative iff the count is still the same. `pinned` is that count wherever something outside
@@ -50,7 +50,7 @@ class Lanes(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What is kept once per program beside its values.
+    """The state of a running program beside its values.
 
     `running` says whether the primal runs, where it may have left a loop that alternatives have
     not. `uniforms` are for pruning, and `coupling_noise` holds what the equations that propose have
@@ -87,7 +87,7 @@ class World:
 
     @property
     def is_long(self) -> bool:
-        """Whether so many draws follow each other, loops aside, that compiling them together
+        """True if so many draws follow each other, loops aside, that compiling them together
         would take too long.
         """
         return self.uniforms.shape[0] > _MANY_UNIFORMS
@@ -200,6 +200,8 @@ def _pruned(
     worth = lanes.worth
     if worth is not None:
         worth = kept.take(worth) * jax.lax.stop_gradient(kept.factor).astype(worth.dtype)
+    # A slot that is given away counts one birth more: values of the old alternative know by that
+    # count that they are no longer its.
     births = lanes.births + kept.replaced
     after = dataclasses.replace(lanes, weight=weight, births=births, worth=worth)
     return after, [kept.take(in_lanes(value, num_lanes)) for value in values]
@@ -215,6 +217,7 @@ def drop_recoupled(world: World, values: Iterable[Value]) -> World:
 
 def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
+    # Alive iff something that still matters differs, here or, where it is pinned, outside.
     differs = [differs_in_lanes(value, num_lanes) for value in values]
     if lanes.pinned is not None:
         differs.append(_pad(lanes.pinned == lanes.births, num_lanes - num_slots))
@@ -231,6 +234,7 @@ def pin(world: World, values: Iterable[Value]) -> World:
     branched = [value for value in values if value.alternative is not None]
     if not branched:
         return world
+    # By the birth count, not by a flag: whoever gets the slot later is not pinned by it.
     differs = [differs_in_lanes(value, world.num_slots) for value in branched]
     pinned = -1 if world.lanes.pinned is None else world.lanes.pinned
     return world.with_lanes(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from ... import _validate
-from ..._validate import Checked
+from ...base import validate
+from ...base.validate import Checked
 from ...kernels import BlockGibbs, Sweep
 from .enumeration import configurations, log_sum_exp
 
@@ -38,7 +38,7 @@ class Full(eqx.Module):
     @staticmethod
     def zeros(num_spins: Checked[int]) -> Full:
         """No fields and no couplings: every configuration alike."""
-        count = _validate.count(num_spins, "Full.zeros(num_spins=...)")
+        count = validate.count(num_spins, "Full.zeros(num_spins=...)")
         return Full(jnp.zeros(count), jnp.zeros(count * (count - 1) // 2))
 
     @staticmethod
@@ -47,11 +47,11 @@ class Full(eqx.Module):
     ) -> Full:
         """Fields of standard deviation `scale`, couplings of `scale/√n`."""
         zeros = Full.zeros(num_spins)
-        scale = _validate.number(scale, "Full.random(scale=...)", above=0, least=True)
-        key_fields, key_couplings = jax.random.split(_validate.typed_key(key))
-        draw = lambda key, like: scale * jax.random.normal(key, like.shape)
-        couplings = draw(key_couplings, zeros.couplings) / jnp.sqrt(num_spins)
-        return Full(draw(key_fields, zeros.fields), couplings)
+        scale = validate.number(scale, "Full.random(scale=...)", above=0, least=True)
+        key_fields, key_couplings = jax.random.split(validate.typed_key(key))
+        fields = scale * jax.random.normal(key_fields, zeros.fields.shape)
+        couplings = scale * jax.random.normal(key_couplings, zeros.couplings.shape)
+        return Full(fields, couplings / jnp.sqrt(num_spins))
 
     @property
     def num_spins(self) -> int:
@@ -81,7 +81,9 @@ class Full(eqx.Module):
         """A sweep of Gibbs draws, spin by spin; a kernel for any machine of this size."""
 
         def at(site):
-            log_odds = lambda theta, s, *args: 2 * (theta.fields[site] + theta.matrix[site] @ s)
+            def log_odds(theta, s, *args):
+                return 2 * (theta.fields[site] + theta.matrix[site] @ s)
+
             return BlockGibbs(log_odds, lambda s: s[site], Full.log_density, (-1, 1))
 
         return Sweep(at, self.num_spins)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key, Shaped
 
-from ... import _validate
-from ..._validate import Checked
+from ...base import validate
+from ...base.validate import Checked
 from ...kernels import BlockGibbs, Cycle
 from .enumeration import configurations, log_sum_exp
 
@@ -51,11 +51,11 @@ class Restricted(eqx.Module):
     ) -> Restricted:
         """Couplings of standard deviation `scale`, and no fields."""
         shape = (
-            _validate.count(num_visible, "Restricted.random(num_visible=...)"),
-            _validate.count(num_hidden, "Restricted.random(num_hidden=...)"),
+            validate.count(num_visible, "Restricted.random(num_visible=...)"),
+            validate.count(num_hidden, "Restricted.random(num_hidden=...)"),
         )
-        scale = _validate.number(scale, "Restricted.random(scale=...)", above=0, least=True)
-        couplings = scale * jax.random.normal(_validate.typed_key(key), shape)
+        scale = validate.number(scale, "Restricted.random(scale=...)", above=0, least=True)
+        couplings = scale * jax.random.normal(validate.typed_key(key), shape)
         return Restricted(jnp.zeros(num_visible), jnp.zeros(num_hidden), couplings)
 
     def log_density(self, x: Units, *args: Any) -> Float[Array, ""]:
@@ -74,9 +74,11 @@ class Restricted(eqx.Module):
 
     def noise(self, key: Key[Array, ""]) -> Units:
         """Each unit on or off with probability ½: a start that is drawn."""
-        key_visible, key_hidden = jax.random.split(key)
-        coin = lambda key, like: jax.random.bernoulli(key, 0.5, like.shape).astype(like.dtype)
-        return Units(coin(key_visible, self.visible), coin(key_hidden, self.hidden))
+        visible, hidden = (
+            jax.random.bernoulli(key, 0.5, like.shape).astype(like.dtype)
+            for key, like in zip(jax.random.split(key), (self.visible, self.hidden), strict=True)
+        )
+        return Units(visible, hidden)
 
     def sampler(self) -> Cycle:
         """A sweep: the hidden layer, then the visible one; a kernel for any machine of this

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ... import _validate
-from ..._validate import Checked
+from ...base import validate
+from ...base.validate import Checked
 from .lattice import Parameter, parameter
 
 
@@ -114,11 +114,11 @@ def exact(
     >>> round(ising.exact(12, 3.0).energy, 6)
     -118.114819
     """
-    temperature = np.float64(_validate.number(temperature, "exact(temperature=...)", above=0))
-    interaction = np.float64(_validate.number(interaction, "exact(interaction=...)", above=0))
+    temperature = np.float64(validate.number(temperature, "exact(temperature=...)", above=0))
+    interaction = np.float64(validate.number(interaction, "exact(interaction=...)", above=0))
     with jax.enable_x64(True):
         weak = bool(interaction < _WEAK * temperature)
-        averages = _averages(_validate.count(size, "exact(size=...)"), weak)
+        averages = _averages(validate.count(size, "exact(size=...)"), weak)
         return Exact(*map(float, averages(temperature, interaction)))
 
 
@@ -145,17 +145,17 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     >>> round(ising.enumerated(4, 3.0).energy, 6) == round(ising.exact(4, 3.0).energy, 6)
     True
     """
-    if not 2 <= _validate.count(size, "enumerated(size=...)") <= 4:
+    if not 2 <= validate.count(size, "enumerated(size=...)") <= 4:
         raise ValueError(
             f"`enumerated(size=...)` goes over all states and takes sizes from 2 to 4, got {size}:"
             " see `exact`."
         )
     where = "enumerated(theta=...)"
     temperature, interaction, field = (
-        _validate.number(value, f"{where}`: `{name}")
+        validate.number(value, f"{where}`: `{name}")
         for name, value in parameter(theta)._asdict().items()
     )
-    _validate.number(temperature, f"{where}`: the temperature `T", above=0)
+    validate.number(temperature, f"{where}`: the temperature `T", above=0)
     codes = np.arange(2 ** (size * size), dtype=np.int64)
     x = 1 - 2 * ((codes[:, None] >> np.arange(size * size)) & 1).reshape(-1, size, size)
     bonds = np.sum(x * (np.roll(x, 1, axis=1) + np.roll(x, 1, axis=2)), axis=(1, 2))
@@ -179,8 +179,8 @@ def peak(size: Checked[int], interaction: Checked[float] = 1.0) -> float:
     >>> round(ising.peak(12), 4)
     2.3327
     """
-    size = _validate.count(size, "peak(size=...)")
-    interaction = _validate.number(interaction, "peak(interaction=...)", above=0)
+    size = validate.count(size, "peak(size=...)")
+    interaction = validate.number(interaction, "peak(interaction=...)", above=0)
     # Temperatures in units of the interaction.
     low, high = 1.5, 4.0
     for _ in range(35):

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, Num
 
-from ... import _validate
-from ..._validate import Checked
+from ...base import validate
+from ...base.validate import Checked
 
 
 class Parameter(NamedTuple):
-    """What may be differentiated. A kernel takes it as theta, or a bare temperature for
+    """The parameters, to be differentiated. A kernel takes it as theta, or a bare temperature for
     `interaction=1, field=0`.
     """
 
@@ -58,7 +58,7 @@ State = Spins | Num[Array, "L L"]
 
 def spins(lattice: Checked[Int[ArrayLike, "L L"]]) -> Spins:
     """A lattice of even L by colour."""
-    lattice = _validate.array_of(lattice, "`spins(lattice)`")
+    lattice = validate.array_of(lattice, "`spins(lattice)`")
     size = lattice.shape[0] if lattice.ndim else 0
     if lattice.ndim != 2 or lattice.shape != (size, size) or size % 2 or size < 4:
         raise ValueError(
@@ -74,7 +74,7 @@ def spins(lattice: Checked[Int[ArrayLike, "L L"]]) -> Spins:
 
 def cold(size: Checked[int]) -> Spins:
     """All spins up."""
-    return spins(jnp.ones((_validate.count(size, "cold(size=...)"),) * 2, jnp.int8))
+    return spins(jnp.ones((validate.count(size, "cold(size=...)"),) * 2, jnp.int8))
 
 
 def neighbours(x: Spins, colour: int) -> Num[Array, "L half"]:

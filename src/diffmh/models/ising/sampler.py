@@ -4,24 +4,25 @@ random order.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
-from ... import _validate
-from ..._validate import Checked
-from ...decisions import Acceptance
-from ...kernel import BlockUpdate, Kernel, State
+from ...base import validate
+from ...base.validate import Checked
+from ...core.decisions import Acceptance
+from ...core.kernel import BlockUpdate, DensityOdds, Kernel, State
+from ...core.parameters import Parameters
 from ...kernels import Cycle
-from ...parameters import Parameters
 from .lattice import Spins, energy, neighbours, parameter
 
 
 def proposed(mine: Int[Array, "..."], words: UInt32[Array, "..."], flip: bool) -> Array:
-    """What is proposed to each site: its flip, or ±1 by the lowest bit of a random word."""
+    """The spin proposed to each site: its flip, or ±1 by the lowest bit of a random word."""
     # A choice of two constants: conversion of words to small integers is slow.
     up, down = jnp.ones((), mine.dtype), -jnp.ones((), mine.dtype)
     return -mine if flip else jnp.where((words & 1) != 0, up, down)
@@ -30,7 +31,7 @@ def proposed(mine: Int[Array, "..."], words: UInt32[Array, "..."], flip: bool) -
 def decide(
     parameters: Parameters, mine: Array, around: Array, words: UInt32[Array, "..."], flip: bool
 ) -> Acceptance:
-    """Whether each site takes what is proposed to it: the uniform is in the high 24 bits."""
+    """The decision of each site, whose uniform is in the high 24 bits of its word."""
     # Conversion of signed integers is the fast one.
     uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
 
@@ -54,103 +55,97 @@ def _times(factor: Any, numbers: Array) -> Array | float:
     return factor * numbers
 
 
-def log_density(theta: Any, x: Any) -> Float[Array, ""]:
+def log_density(theta: Any, x: Any, *args: Any) -> Float[Array, ""]:
     """`−H/T`."""
     return -energy(theta, x) / parameter(theta).temperature
 
 
-def flip_odds(theta: Any, x: Any, y: Any, *args: Any) -> Float[Array, ""]:
-    """`(H(x) − H(y))/T`."""
-    return log_density(theta, y) - log_density(theta, x)
-
-
 class IsingUpdate(BlockUpdate):
-    """Sites of a lattice, whichever they are: the density that they leave invariant."""
-
-    def log_density(self, theta, x, *args):
-        return log_density(theta, x)
-
-    @property
-    def target(self):
-        return log_density
-
-    @property
-    def flip_odds(self):
-        return flip_odds
-
-
-class HalfSweep(IsingUpdate):
-    """All sites of one colour at once. One random word per site holds its proposal and its accept
-    uniform.
+    """Sites of a lattice that have no neighbours among each other. One random word per site holds
+    its proposal and its accept uniform.
 
     With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the
     alternative gets the same proposals and uniforms: a monotone coupling. With `flip=True` each
     site is proposed to flip, the paper's "uncoupled": chains rarely meet.
     """
 
+    flip: bool = eqx.field(static=True, default=False, kw_only=True)
+
+    @abstractmethod
+    def sites(self, x: Any) -> Array:
+        """The spins of its sites."""
+
+    @abstractmethod
+    def with_block(self, x: Any, block: Array) -> Any:
+        """The lattice with other spins there."""
+
+    @abstractmethod
+    def around(self, x: Any) -> Array:
+        """The sum of the four neighbours of each site."""
+
+    def log_density(self, theta, x, *args):
+        return log_density(theta, x)
+
+    @property
+    def density_identity(self):
+        return log_density
+
+    @property
+    def flip_odds(self):
+        return DensityOdds(log_density)
+
+    def decide(self, parameters, state, noise):
+        return decide(parameters, self.sites(state.x), self.around(state.x), noise, self.flip)
+
+    def result(self, x, noise, outcome):
+        spins = self.sites(x)
+        return self.with_block(x, jnp.where(outcome, proposed(spins, noise, self.flip), spins))
+
+    def block(self, x):
+        return self.sites(x).astype(float)
+
+    def expected_block(self, parameters, x, noise):
+        """Over the proposals as well: a flip is proposed with probability 1, or ½."""
+        spins, around = self.sites(x), self.around(x)
+        change = decide(parameters.value_only(), spins, around, noise, flip=True).probability
+        return spins * (1 - change * (2.0 if self.flip else 1.0))
+
+
+class HalfSweep(IsingUpdate):
+    """All sites of one colour at once."""
+
     colour: int = eqx.field(static=True)
-    flip: bool = eqx.field(static=True, default=False)
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps L half"]:
         return jax.random.bits(key, (num_steps, *x.black.shape), jnp.uint32)
 
-    def decide(self, parameters, state: State, noise):
-        around = neighbours(state.x, self.colour)
-        return decide(parameters, state.x.colour(self.colour), around, noise, self.flip)
+    def sites(self, x: Spins) -> Array:
+        return x.colour(self.colour)
 
-    def result(self, x: Spins, noise, outcome: Bool[Array, "L half"]) -> Spins:
-        mine = x.colour(self.colour)
-        return x.with_colour(
-            self.colour, jnp.where(outcome, proposed(mine, noise, self.flip), mine)
-        )
-
-    def block(self, x: Spins) -> Float[Array, "L half"]:
-        return x.colour(self.colour).astype(float)
-
-    def with_block(self, x: Spins, block: Float[Array, "L half"]) -> Spins:
+    def with_block(self, x: Spins, block) -> Spins:
         return x.with_colour(self.colour, block)
 
-    def expected_block(self, parameters, x: Spins, noise) -> Float[Array, "L half"]:
-        """Over the proposals as well: a flip is proposed with probability 1, or ½."""
-        mine = x.colour(self.colour)
-        change = decide(
-            parameters.value_only(), mine, neighbours(x, self.colour), noise, flip=True
-        ).probability
-        return mine * (1 - change * (2.0 if self.flip else 1.0))
+    def around(self, x: Spins) -> Array:
+        return neighbours(x, self.colour)
 
 
 class SiteUpdate(IsingUpdate):
-    """One site of an (L, L) lattice, with the proposals of `HalfSweep`."""
+    """One site of an (L, L) lattice."""
 
     site: Int[Array, "2"]
-    flip: bool = eqx.field(static=True, default=False)
 
     def noise(self, key, x, num_steps) -> UInt32[Array, "steps"]:
         return jax.random.bits(key, (num_steps,), jnp.uint32)
 
-    def decide(self, parameters, state: State, noise):
-        x = state.x
-        around = self._at(x, 1, 0) + self._at(x, -1, 0) + self._at(x, 0, 1) + self._at(x, 0, -1)
-        return decide(parameters, self._at(x, 0, 0), around, noise, self.flip)
+    def sites(self, x):
+        return self._at(x, 0, 0)
 
-    def result(self, x: Int[Array, "L L"], noise, outcome: Bool[Array, ""]) -> Int[Array, "L L"]:
-        mine = self._at(x, 0, 0)
-        spin = jnp.where(outcome, proposed(mine, noise, self.flip), mine)
-        rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
-        return jnp.where(rows[:, None] & columns[None], spin, x)
-
-    def block(self, x: Int[Array, "L L"]) -> Float[Array, ""]:
-        return self._at(x, 0, 0).astype(float)
-
-    def with_block(self, x: Int[Array, "L L"], block: Float[Array, ""]) -> Float[Array, "L L"]:
+    def with_block(self, x, block):
         rows, columns = (jnp.arange(x.shape[0]) == place for place in self.site)
         return jnp.where(rows[:, None] & columns[None], block, x)
 
-    def expected_block(self, parameters, x: Int[Array, "L L"], noise) -> Float[Array, ""]:
-        mine = self._at(x, 0, 0)
-        around = self._at(x, 1, 0) + self._at(x, -1, 0) + self._at(x, 0, 1) + self._at(x, 0, -1)
-        change = decide(parameters.value_only(), mine, around, noise, flip=True).probability
-        return mine * (1 - change * (2.0 if self.flip else 1.0))
+    def around(self, x):
+        return self._at(x, 1, 0) + self._at(x, -1, 0) + self._at(x, 0, 1) + self._at(x, 0, -1)
 
     def _at(self, x: Int[Array, "L L"], down: int, right: int) -> Int[Array, ""]:
         row, column = (self.site + jnp.array([down, right])) % x.shape[0]
@@ -166,7 +161,7 @@ class SequentialSweep(Kernel):
     flip: bool = eqx.field(static=True, default=False)
 
     def updates(self):
-        return (SiteUpdate(jnp.zeros(2, int), self.flip),)
+        return (SiteUpdate(jnp.zeros(2, int), flip=self.flip),)
 
     def start(self, parameters, x):
         return State(x)
@@ -177,8 +172,8 @@ class SequentialSweep(Kernel):
         update = self.updates()[0]
         noise = jax.vmap(lambda key: make(update, key), out_axes=1)(site_keys)
         num_sweeps = jax.tree.leaves(noise)[0].shape[0]
-        permute = lambda key: jax.random.permutation(key, self.size)
-        orders = jax.vmap(permute)(jax.random.split(key_order, 2 * num_sweeps))
+        keys = jax.random.split(key_order, 2 * num_sweeps)
+        orders = jax.vmap(lambda key: jax.random.permutation(key, self.size))(keys)
         return orders.reshape(num_sweeps, 2, self.size), noise
 
     def fold(self, advance, carry, noise):
@@ -187,11 +182,11 @@ class SequentialSweep(Kernel):
 
         def visit(carry, now):
             site, one = now
-            return advance(SiteUpdate(site, self.flip), carry, one), None
+            return advance(SiteUpdate(site, flip=self.flip), carry, one), None
 
         return jax.lax.scan(visit, carry, (sites, site_noise))[0]
 
-    def forgetful(self):
+    def without_cache(self):
         return self
 
 
@@ -206,8 +201,8 @@ def sampler(flip: Checked[bool] = False) -> Cycle:
     >>> capacity = diffmh.compose(ising.heat_capacity, moments)
     >>> value, slope = jax.value_and_grad(capacity)(3.0, jax.random.key(0))
     """
-    flip = _validate.flag(flip, "ising.sampler(flip=...)")
-    return Cycle(HalfSweep(0, flip), HalfSweep(1, flip))
+    flip = validate.flag(flip, "ising.sampler(flip=...)")
+    return Cycle(HalfSweep(0, flip=flip), HalfSweep(1, flip=flip))
 
 
 def sequential(size: Checked[int], flip: Checked[bool] = False) -> SequentialSweep:
@@ -222,5 +217,5 @@ def sequential(size: Checked[int], flip: Checked[bool] = False) -> SequentialSwe
     ... )
     >>> value, slope = jax.value_and_grad(mean)(3.0, jax.random.key(0))
     """
-    flip = _validate.flag(flip, "ising.sequential(flip=...)")
-    return SequentialSweep(_validate.count(size, "sequential(size=...)"), flip)
+    flip = validate.flag(flip, "ising.sequential(flip=...)")
+    return SequentialSweep(validate.count(size, "sequential(size=...)"), flip)

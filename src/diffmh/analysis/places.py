@@ -1,0 +1,93 @@
+"""Places: which entries of its operands an operation puts where, if no input decides that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Constant, Equation, Variable
+
+# Linear operations that put entries at places: each result is a sum of entries.
+MOVE_ENTRIES = {"dynamic_slice", "gather", "pad", "reshape", "rev", "scatter-add"}
+# What indices are computed by.
+_COMPUTED = MOVE_ENTRIES | {
+    *("add", "and", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "cumsum"),
+    *("div", "eq", "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or"),
+    *("rem", "select_n", "sign", "slice", "squeeze", "stack", "sub", "transpose", "xor"),
+}
+# Larger arrays are not looked at.
+_LARGEST = 1024
+Sources = list[tuple[Atom, np.ndarray]]
+
+
+class Places:
+    """Computes what depends on no input of the program, such as the indices of a triangle."""
+
+    def __init__(self, resolve: Callable[[Atom], Atom], defined_by: Mapping[Variable, Equation]):
+        self._resolve, self._defined_by = resolve, defined_by
+        self._values: dict[Atom, np.ndarray | None] = {}
+        self._sources: dict[Equation, Sources | None] = {}
+
+    def sources(self, equation: Equation) -> Sources | None:
+        """For the operands whose entries it moves: the number of the entry that it puts at each
+        place of the result, −1 where there is none. The result is the sum of these entries.
+        `None` if that is not known, or if a place gets several entries of one operand.
+        """
+        if equation not in self._sources:
+            self._sources[equation] = self._find_sources(equation)
+        return self._sources[equation]
+
+    def _find_sources(self, equation: Equation) -> Sources | None:
+        moved = [jnp.issubdtype(atom.dtype, jnp.floating) for atom in equation.inputs]
+        operands = [
+            np.zeros(atom.shape, atom.dtype) if is_moved else self._value(atom)
+            for atom, is_moved in zip(equation.inputs, moved, strict=True)
+        ]
+        known = [operand for operand in operands if operand is not None]
+        if len(known) < len(operands) or any(operand.size > _LARGEST for operand in known):
+            return None
+        found: Sources = []
+        for number in (number for number, is_moved in enumerate(moved) if is_moved):
+            source = _source(equation, known, number)
+            if source is None:
+                return None
+            found.append((equation.inputs[number], source))
+        return found
+
+    def _value(self, atom: Atom) -> np.ndarray | None:
+        """The array that a value is, whatever the inputs are; `None` if that is not known."""
+        atom = self._resolve(atom)
+        if isinstance(atom, Constant):
+            return None if isinstance(atom.value, compat.Tracer) else np.asarray(atom.value)
+        if atom not in self._values:
+            equation = self._defined_by.get(atom)
+            is_small = np.prod(atom.shape) <= _LARGEST
+            self._values[atom] = None
+            if equation is not None and equation.primitive in _COMPUTED and is_small:
+                operands = list(map(self._value, equation.inputs))
+                if all(operand is not None for operand in operands):
+                    self._values[atom] = _computed(equation, operands)
+        return self._values[atom]
+
+
+def _source(equation: Equation, operands: list[np.ndarray], which: int) -> np.ndarray | None:
+    """Which entry of an operand is put at each place, all others being 0. As the operation is
+    linear, of ones it is how many entries are added, and of their numbers which one it is.
+    """
+    like = operands[which]
+    put = lambda entries: _computed(
+        equation, [*operands[:which], entries.astype(like.dtype), *operands[which + 1 :]]
+    )
+    are_exact = like.size < 1 / jnp.finfo(like.dtype).eps
+    if not are_exact or not np.isin(put(np.ones(like.shape)), (0, 1)).all():
+        return None
+    return put(np.arange(1, like.size + 1).reshape(like.shape)).astype(int) - 1
+
+
+def _computed(equation: Equation, operands: Sequence[np.ndarray | None]) -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        return np.asarray(equation.bind(*operands)[0])

@@ -1,0 +1,1 @@
+"""From values and decisions to the time loop: a chain and its derivative."""

@@ -1,0 +1,196 @@
+"""A random value whose derivative is estimated, as a function that JAX differentiates: once, and
+with respect to theta alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from ..base.validate import NotDifferentiable
+from ..fast.batch_first import batch_first
+from ..fast.linear import linear_call
+
+_SECOND_DERIVATIVE = (
+    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh"
+    " estimates first derivatives only. For curvature, difference `jax.grad` at two values of theta"
+    " with the same key."
+)
+
+
+class _CustomJvp:
+    """`eqx.filter_custom_jvp` of a function of arrays whose primal result, the function's and the
+    rule's, has the axis of `jax.vmap` in front whenever an argument has one: JAX takes it for
+    granted that the two agree, and else exchanges axes.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._call = eqx.filter_custom_jvp(
+            lambda *primals: batch_first(function(*primals), primals)
+        )
+
+    def __call__(self, *primals: Any) -> Any:
+        return self._call(*primals)
+
+    def def_jvp(self, rule: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        """`rule(primals, tangents)`: the value and its tangent."""
+
+        def in_front(primals, tangents):
+            value, tangent = rule(primals, tangents)
+            return batch_first(value, primals), tangent
+
+        self._call.def_jvp(in_front)
+
+
+@_CustomJvp
+def differentiable(value, jacobian, theta, key, args):
+    """`value(theta, key, args)`; `jacobian(theta, key, args)` has value and derivative, the P
+    flattened parameters leading.
+    """
+    return value(theta, key, args)
+
+
+@differentiable.def_jvp
+def _jvp(primals, tangents):
+    _, jacobian, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    values, derivative = _once(jacobian, theta, key, args)
+    direction = ravel_pytree(_direction(theta, d_theta))[0]
+    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+
+
+@_CustomJvp
+def moving(value, other):
+    """`value`, which moves as `other` does too: the sum of their derivatives. Adding `other` and
+    taking it away again would round, and be NaN where it is infinite.
+    """
+    return value
+
+
+@moving.def_jvp
+def _moving_jvp(primals, tangents):
+    own, others = tangents
+    if own is None or others is None:
+        return primals[0], others if own is None else own
+    return primals[0], own + others
+
+
+def _refuse_data(closed_over, d_args):
+    """Derivatives are with respect to theta alone."""
+    if jax.tree.leaves(d_args):
+        raise NotDifferentiable(
+            "A derivative with respect to `args` was asked for: they are data. Make what you"
+            " differentiate a part of `theta`."
+        )
+    if jax.tree.leaves(closed_over):
+        raise NotDifferentiable(
+            "A derivative was asked for with respect to `init`, to an array in the kernel, or to a"
+            " value that `log_density`, `f` or"
+            " the program closes over. Make what you differentiate a part of `theta` (a proposal's"
+            " parameters too: `MetropolisHastings(log_density, lambda theta: GaussianWalk(...))`)."
+            " If its derivative is not wanted, close over `jax.lax.stop_gradient(value)`: within"
+            " `log_density`, `f` or the program it is too late."
+        )
+
+
+@_CustomJvp
+def differentiable_both_ways(value, pushforward, pullback, theta, key, args):
+    """`value(theta, key, args)`; its derivative along a direction is `pushforward(theta, key, args,
+    direction)`, and backward `pullback(theta, key, args, cotangent)`: each is computed when it is
+    asked for.
+    """
+    return value(theta, key, args)
+
+
+@differentiable_both_ways.def_jvp
+def _jvp_both_ways(primals, tangents):
+    value, pushforward, pullback, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    values = _once(value, theta, key, args)
+    arrays, static = eqx.partition((pushforward, pullback, theta, key, args), eqx.is_array)
+
+    def forward(arrays, direction):
+        pushforward, _, *given = eqx.combine(arrays, static)
+        return pushforward(*given, direction).astype(values.dtype)
+
+    def backward(arrays, cotangent):
+        _, pullback, *given = eqx.combine(arrays, static)
+        return pullback(*given, cotangent)
+
+    direction = _direction(theta, d_theta)
+    return values, linear_call(forward, backward, arrays, direction, values)
+
+
+def _direction(theta, d_theta):
+    """A direction like θ: an unperturbed leaf has the direction `None`."""
+    leaves, structure = jax.tree.flatten(theta)
+    slots = structure.flatten_up_to(d_theta)
+    directions = [
+        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
+    ]
+    return structure.unflatten(directions)
+
+
+@_CustomJvp
+def differentiable_by(value, surrogate, theta, key, args):
+    """`value(theta, key, args)`; the derivative is JAX's own of `surrogate(theta, key, args)`, so
+    that many parameters are differentiated backward.
+    """
+    return value(theta, key, args)
+
+
+@differentiable_by.def_jvp
+def _jvp_by(primals, tangents):
+    _, surrogate, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    of_theta = lambda theta: surrogate(theta, key, args)
+    at = jax.tree.map(_only_once, theta)
+    return jax.jvp(of_theta, (at,), (_direction(theta, d_theta),))
+
+
+@jax.custom_jvp
+def _only_once(leaf):
+    """A parameter, of which a derivative is being taken already."""
+    return leaf
+
+
+@_only_once.defjvp
+def _refuse_another(primals, tangents):
+    raise NotDifferentiable(_SECOND_DERIVATIVE)
+
+
+@eqx.filter_custom_jvp
+def _once(jacobian, theta, key, args):
+    return jacobian(theta, key, args)
+
+
+@_once.def_jvp
+def _refuse_second_derivative(primals, tangents):
+    raise NotDifferentiable(_SECOND_DERIVATIVE)
+
+
+def not_differentiable(tree, message: str):
+    """`tree`, whose differentiation is refused with a message: it would silently be zero."""
+
+    @eqx.filter_custom_jvp
+    def passed(tree):
+        return tree
+
+    @passed.def_jvp
+    def _refuse(primals, tangents):
+        if jax.tree.leaves(tangents):
+            raise NotDifferentiable(message)
+        return passed(*primals), jax.tree.map(lambda _: None, primals[0])
+
+    return passed(tree)

@@ -1,0 +1,166 @@
+"""What an expectation asks of its plan, compiled: values, derivatives, and the rounds of a run that
+is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from ..runs.checkpoint import fingerprint
+from ..runs.rounds import Course, Round, round_key
+from .admission import Admission
+from .autodiff import differentiable, differentiable_both_ways
+from .estimator import ValueOnly
+from .execute import advance, at_home, loop_of, run
+from .loop import Loop, Progress
+from .plan import Plan
+from .simulation import Observed, Outcome, joined
+from .watch import Stretches, Watch
+
+
+class Compiled:
+    """An admitted simulation with its programs, compiled when they are first asked for."""
+
+    def __init__(self, admission: Admission):
+        self.admission = admission
+        self._programs: dict[bool, Callable[..., PyTree]] = {}
+
+    def evaluate(self, theta, key, args, averaged: bool) -> PyTree:
+        """f's value of each chain, chains leading, or averaged over them; JAX differentiates it
+        with respect to θ.
+        """
+        admission = self.admission
+        arrays, static = eqx.partition((admission.plan, args), eqx.is_array)
+
+        def program(theta, key, arrays):
+            plan, args = eqx.combine(arrays, static)
+            chains = _values(plan, admission.closes_over_tracers, theta, key, args)
+            chains = admission.unflatten(chains)
+            return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), chains) if averaged else chains
+
+        if admission.closes_over_tracers:
+            return program(theta, key, arrays)
+        compiled = self._programs.setdefault(averaged, jax.jit(program))
+        return compiled(theta, key, arrays)
+
+
+def _values(
+    plan: Plan, closes_over_tracers: bool, theta, key, args: tuple[Any, ...]
+) -> Float[Array, "F C"]:
+    """Each chain's value, as a function that JAX differentiates with respect to θ."""
+    both_ways = plan.estimator.both_ways()
+    value = eqx.Partial(_value, plan.by(ValueOnly()))
+    if both_ways is None:
+        derivatives = (eqx.Partial(_value_and_jacobian, plan),)
+        cotangents = ((),)
+    else:
+        pushed, pulled = both_ways
+        derivatives = (eqx.Partial(_compiled, pushed, plan), eqx.Partial(_compiled, pulled, plan))
+        values = eqx.filter_eval_shape(value, theta, key, args)
+        cotangents = ((theta,), (values,))
+    if closes_over_tracers:
+        value = eqx.filter_closure_convert(value, theta, key, args)
+        derivatives = tuple(
+            eqx.filter_closure_convert(derivative, theta, key, args, *more)
+            for derivative, more in zip(derivatives, cotangents, strict=True)
+        )
+    make = differentiable if both_ways is None else differentiable_both_ways
+    return make(value, *derivatives, theta, key, args)
+
+
+@eqx.filter_jit
+def _compiled(function, plan: Plan, theta, key, args, along) -> PyTree:
+    return function(plan, theta, key, args, along)
+
+
+@eqx.filter_jit
+def _value(plan: Plan, theta, key, args) -> Float[Array, "F C"]:
+    return run(plan, theta, key, args).observed.value
+
+
+@eqx.filter_jit
+def _value_and_jacobian(plan: Plan, theta, key, args):
+    observed = run(plan, theta, key, args).observed
+    return observed.value, plan.estimator.derivative(observed.estimator, observed.value)
+
+
+@eqx.filter_jit
+def _advance(loop: Loop, progress: Progress, first, last):
+    progress, outcome = advance(loop, progress, first, last)
+    return progress, _with_derivative(loop.plan, outcome)
+
+
+def _with_derivative(plan: Plan, outcome: Outcome):
+    """The outcome with what its stretches and halves say, and the derivative of the whole."""
+    derivative, watch = plan.estimator.derivative, outcome.watch
+    assert isinstance(watch, Watch)
+
+    def stretches(sums: Observed, lengths: tuple[int, ...]) -> Stretches:
+        def divide(leaf):
+            return leaf / jnp.maximum(1, jnp.array(lengths)).reshape(-1, *(1,) * (leaf.ndim - 1))
+
+        means = jax.tree.map(divide, sums)
+        return Stretches(means.value, jax.vmap(derivative)(means.estimator, means.value), lengths)
+
+    window = watch.window
+    halves = (window.middle - window.first, plan.simulation.num_steps - window.middle)
+    outcome = dataclasses.replace(
+        outcome,
+        stretches=stretches(watch.sums, watch.batches.samples),
+        halves=stretches(watch.halves, halves),
+    )
+    if outcome.gathered is not None:
+        return dataclasses.replace(outcome, gathered=None), outcome.gathered
+    return outcome, derivative(outcome.observed.estimator, outcome.observed.value)
+
+
+@eqx.filter_jit
+def _unbegun(loop: Loop) -> Progress:
+    """Zeros in the form of a run's progress."""
+    form = eqx.filter_eval_shape(loop.start)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+
+
+def followed(plan: Plan, theta, key, args, course: Course):
+    """Outcome and derivative of all rounds of a course.
+
+    Invariant: what a checkpoint stores has the form of a run without the mesh, so that it may be
+    continued on any number of devices; only where arrays are placed depends on the mesh.
+    """
+    loop = loop_of(plan, theta, key, args, diagnose=True)
+    alone = plan.alone()
+    unbegun = _unbegun(dataclasses.replace(loop, plan=alone))
+    begin = at_home(loop, unbegun)
+    blocks = (jnp.int32(0), jnp.int32(1))
+
+    def form():
+        return eqx.filter_eval_shape(_advance, loop, begin, *blocks)[1]
+
+    def problem():
+        def program(theta, key, args, plan, length, start):
+            return _advance(loop_of(plan, theta, key, args, diagnose=True), *start)
+
+        parts = {"theta": theta, "key": key, "args": args, "f, kernel, init or estimator": alone}
+        parts |= {"length": plan.num_blocks, "start": (unbegun, *blocks)}
+        return fingerprint(program, parts)
+
+    def round_of(number: int) -> Round:
+        own = dataclasses.replace(loop, key=round_key(key, number))
+
+        def advance(first, last, progress):
+            return _advance(own, progress, jnp.int32(first), jnp.int32(last))
+
+        return Round(plan.num_blocks, begin, form, advance, problem)
+
+    results = course.follow(round_of)
+    if len(results) == 1:
+        return results[0]
+    jacobian = jnp.concatenate([slope for _, slope in results], axis=-1)
+    return joined([outcome for outcome, _ in results]), jacobian

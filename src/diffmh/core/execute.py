@@ -1,0 +1,103 @@
+"""Running a loop: to its end or a stretch of it, shared out over devices and groups of chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from ..fast.shard_map import varying
+from ..runs.devices import over_groups, over_shards, placed, summed_over_shards
+from .averages import Averages
+from .loop import Loop, Progress
+from .plan import Plan
+from .simulation import Outcome
+
+
+def loop_of(
+    plan: Plan, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...], diagnose: bool = False
+) -> Loop:
+    """The loop of a plan that averages; with `diagnose` also what a report needs."""
+    simulation = plan.simulation
+    averages = Averages(simulation.num_samples, simulation.burn_in, diagnose)
+    return Loop(plan, theta, key, args, plan.estimator.recorder(averages))
+
+
+def run(plan: Plan, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> Outcome:
+    """The averages over the last `num_samples` of `burn_in + num_samples` steps of all chains; each
+    device of the mesh, if there is one, runs its share of them.
+    """
+    return shared_out(_whole, loop_of(plan, theta, key, args), None)
+
+
+@varying
+def _whole(loop: Loop, _: None) -> Any:
+    return loop.whole()
+
+
+def advance(
+    loop: Loop, progress: Progress, first: Int[Array, ""], last: Int[Array, ""]
+) -> tuple[Progress, Any]:
+    """The progress after the blocks from `first` to before `last`, from the start if that is block
+    0, and the result up to there. It is one program for every stretch, so that a run has the same
+    digits however it is cut.
+    """
+    return shared_out(_advance, loop, progress, first, last)
+
+
+@varying
+def _advance(loop: Loop, progress: Progress, first, last) -> tuple[Progress, Any]:
+    progress = jax.lax.cond(first == 0, lambda _: loop.start(), lambda same: same, progress)
+    progress = loop.blocks(first, last, progress)
+    return progress, loop.recorder.result(loop, progress)
+
+
+def summed(
+    function: Callable[[Loop, Float[Array, "F C"]], PyTree],
+    plan: Plan,
+    theta: PyTree,
+    key: Key[Array, ""],
+    args: tuple[Any, ...],
+    per_chain: Float[Array, "F C"],
+) -> PyTree:
+    """`function(loop, per_chain)`, a sum over chains, added up over the devices of the mesh."""
+    function, mesh = varying(function), plan.simulation.mesh
+    if mesh is None:
+        return function(loop_of(plan, theta, key, args), per_chain)
+    arrays, static = eqx.partition((plan, theta, key, args), eqx.is_array)
+
+    def on_device(keys, per_chain, arrays):
+        plan, theta, key, args = eqx.combine(arrays, static)
+        return function(loop_of(plan.share(keys), theta, key, args), per_chain)
+
+    return summed_over_shards(on_device, mesh, plan.chain_keys(key), per_chain, arrays)
+
+
+def shared_out(function: Callable[..., PyTree], loop: Loop, carry: PyTree, *more: Any) -> PyTree:
+    """`function(loop, carry, *more)` of each group of chains, on each device of the mesh.
+
+    Invariant: chains are the last axis of every array that is carried or returned, so cutting and
+    joining along it is all that sharing out does. A device's share is cut into groups in its turn.
+    """
+    mesh, num_groups = loop.plan.simulation.mesh, loop.plan.num_groups
+    if mesh is None and num_groups == 1:
+        return function(loop, carry, *more)
+    arrays, static = eqx.partition((loop, more), eqx.is_array)
+
+    def share(keys, carry, arrays):
+        loop, more = eqx.combine(arrays, static)
+        return shared_out(function, loop.share(keys), carry, *more)
+
+    keys = loop.plan.chain_keys(loop.key)
+    if mesh is None:
+        return over_groups(share, num_groups, keys, carry, arrays)
+    return over_shards(share, mesh, keys, carry, arrays)
+
+
+def at_home(loop: Loop, tree: PyTree) -> PyTree:
+    """Arrays with chains last, each chain's on the device that runs it."""
+    mesh = loop.plan.simulation.mesh
+    return tree if mesh is None else placed(tree, mesh)

@@ -1,0 +1,159 @@
+"""The plan: all that is known of a simulation before it runs.
+
+It is made once for each form of the arguments and kept: what was asked for, the form of one chain's
+state, the length of a block, and how chains are grouped. Nothing in it depends on a value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from ..base import trees, validate
+from ..fast import plain_jax
+from .estimator import Estimator
+from .parameters import Parameters
+from .simulation import Simulation, flatten
+from .values import Value
+
+# A block holds at most this many random words per chain, and at most this many steps.
+_BLOCK_WORDS, BLOCK_STEPS = 4096, 128
+
+# Chains run in groups of about this many bytes of state, which stay in the processor's cache, with
+# a least and a largest number of chains. Where the least have more bytes, all run together.
+_GROUP_BYTES, _MOST_GROUP_BYTES = 4096, 16384
+_LEAST_GROUP, _LARGEST_GROUP = 64, 512
+
+
+class Plan(eqx.Module):
+    """A simulation with what its arguments' forms say. `keys` are those of a share of the chains,
+    where devices or groups run them in turn.
+    """
+
+    simulation: Simulation
+    leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
+    structure: Any = eqx.field(static=True)
+    block_steps: int = eqx.field(static=True)
+    num_chains: int = eqx.field(static=True)
+    f_depends_on_theta: bool = eqx.field(static=True, default=True)
+    keys: Key[Array, "C 2"] | None = None
+
+    @staticmethod
+    def of(
+        simulation: Simulation,
+        theta: PyTree,
+        key: Key[Array, ""],
+        args: tuple[Any, ...],
+        f_depends_on_theta: bool = True,
+    ) -> Plan:
+        """The plan of a simulation, from the form of its start. `theta` may be a form."""
+        x = jax.eval_shape(lambda key: start_of_one(simulation, key), key)
+        leaves, structure = jax.tree.flatten(x)
+        forms = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        steps = _block_steps(simulation, theta, x, key, args)
+        return Plan(simulation, forms, structure, steps, simulation.num_chains, f_depends_on_theta)
+
+    @property
+    def estimator(self) -> Estimator:
+        return self.simulation.estimator
+
+    @property
+    def state(self) -> PyTree:
+        """The form of one chain's state."""
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.simulation.num_steps // self.block_steps)
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups that chains run in, one after the other. Small states of many chains
+        are grouped on a processor with caches; larger ones keep several cores busy as they are.
+        """
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in self.leaves)
+        on_processor = jax.default_backend() == "cpu" and not plain_jax.value
+        if not on_processor or _LEAST_GROUP * size > _MOST_GROUP_BYTES:
+            return 1
+        most = min(max(_LEAST_GROUP, _GROUP_BYTES // max(1, size)), _LARGEST_GROUP)
+        for chains in range(min(most, self.num_chains), _LEAST_GROUP - 1, -1):
+            if self.num_chains % chains == 0:
+                return self.num_chains // chains
+        return 1
+
+    def by(self, estimator: Estimator) -> Plan:
+        """The plan for the same chains with another estimator."""
+        return dataclasses.replace(self, simulation=self.simulation.by(estimator))
+
+    def alone(self) -> Plan:
+        """The plan for the same chains on one device."""
+        return dataclasses.replace(self, simulation=dataclasses.replace(self.simulation, mesh=None))
+
+    def share(self, keys: Key[Array, "C 2"]) -> Plan:
+        """The plan for the chains of these keys only."""
+        return dataclasses.replace(self.alone(), keys=keys, num_chains=keys.shape[0])
+
+    def chain_keys(self, key: Key[Array, ""]) -> Key[Array, "C 2"]:
+        """For each chain a key for its start and one for its steps. Every block asks for them
+        again, which is not a reuse: the steps' key is folded with the block's number.
+        """
+        if self.keys is not None:
+            return jax.random.clone(self.keys)
+        keys = jax.random.split(jax.random.clone(key), self.num_chains)
+        return jax.vmap(jax.random.split)(keys)
+
+    def starts(self, key: Key[Array, ""]) -> PyTree:
+        """The start state of each chain, chains last."""
+        keys = self.chain_keys(key)[:, 0]
+        if callable(self.simulation.init):
+            start = jax.vmap(lambda key: start_of_one(self.simulation, key), out_axes=-1)
+            return start(keys)
+
+        def everywhere(leaf):
+            return jnp.broadcast_to(leaf[..., None], (*leaf.shape, self.num_chains))
+
+        return jax.tree.map(everywhere, trees.strong(self.simulation.init))
+
+    def observable(self, parameters: Parameters, x: PyTree | Value, past: Value | None) -> Value:
+        """`f(θ, x)`, or `f(θ, x_earlier, x)`, flattened to shape (F,); with its derivative at fixed
+        decisions if a derivative is wanted and f has one.
+        """
+        places = (x,) if past is None else (_oldest(past), x)
+        moves = any(isinstance(place, Value) and place.tangent is not None for place in places)
+        if not (self.f_depends_on_theta or moves):
+            parameters = parameters.value_only()
+        return parameters.evaluate(lambda *operands: flatten(self.simulation.f(*operands)), *places)
+
+
+def start_of_one(simulation: Simulation, key: Key[Array, ""]) -> PyTree:
+    """The start of the chain whose start has this key."""
+    init = simulation.init
+    if not callable(init):
+        return trees.strong(init)
+    return trees.strong(validate.state(init(key), "what `init(key)` returns"))
+
+
+def _block_steps(simulation: Simulation, theta, x: PyTree, key: Key[Array, ""], args) -> int:
+    """The number of steps whose randomness is drawn at once. It depends on one chain's primal
+    alone, so that the path does not depend on the estimator.
+    """
+
+    def noise(key):
+        def of_one_step(update, key):
+            return update.prepared(theta, x, args).noise(key, x, 1)
+
+        return simulation.kernel.distribute(of_one_step, key)
+
+    words = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(noise, key)))
+    most = min(BLOCK_STEPS, _BLOCK_WORDS // max(1, words), simulation.num_steps)
+    return max(1, most)
+
+
+def _oldest(past: Value) -> Value:
+    primal = jax.tree.map(lambda leaf: leaf[-1], past.primal)
+    return Value(primal, jax.tree.map(lambda leaf: leaf[:, -1], past.tangent))

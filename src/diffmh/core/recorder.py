@@ -1,0 +1,74 @@
+"""A recorder keeps something of a run while the time loop goes through it.
+
+The loop knows nothing of what is kept: averages and their diagnostics (`core.averages`), births
+(`estimators.birth_recorder`), draws (`tools.sample`) and paths (`tools.trace`) are recorders.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+from jaxtyping import Array, Int, PyTree
+
+from .alternatives import Events
+from .chain import Chain, Stepper
+from .kernel import Step
+from .parameters import Parameters
+
+if TYPE_CHECKING:
+    from .loop import Loop, Progress
+
+
+class Recorder(eqx.Module):
+    """What to keep of a run. Chains are the last axis of every array in a record, so that groups
+    and devices can share them out; `after_update` and `after_step` see one chain.
+
+    The loop calls `start` once; for each block `open_block`, then for each step of it
+    `after_update` (for each update of the kernel), `after_step` and `add`, then `close_block`; and
+    `result` at the end.
+    """
+
+    @abstractmethod
+    def start(self, loop: Loop, parameters: Parameters, chains: Chain) -> PyTree:
+        """The record before the first block."""
+
+    @abstractmethod
+    def open_block(self, loop: Loop, progress: Progress) -> Any:
+        """The record of one block, still empty; `own` of it is what each chain carries from step
+        to step, or `None`.
+        """
+
+    def after_update(self, own: PyTree, step: Step, events: Events | None) -> PyTree:
+        """What a chain carries, after an update."""
+        return own
+
+    @abstractmethod
+    def after_step(
+        self,
+        stepper: Stepper,
+        parameters: Parameters,
+        chain: Chain,
+        own: PyTree,
+        time: Int[Array, ""],
+    ) -> tuple[Chain, PyTree, PyTree]:
+        """After step number `time` (from 0): the chain, what it carries, and what was seen."""
+
+    @abstractmethod
+    def add(
+        self, block: Any, own: PyTree, seen: PyTree, time: Int[Array, ""], row: Int[Array, ""]
+    ) -> Any:
+        """The block's record with a step added: what all chains carry and what was seen of them in
+        step number `time`, which is the block's number `row`.
+        """
+
+    @abstractmethod
+    def close_block(
+        self, loop: Loop, progress: Progress, chains: Chain, block: Any, index: Int[Array, ""]
+    ) -> tuple[Chain, PyTree]:
+        """The chains after a block, and the record with the block's added to it."""
+
+    @abstractmethod
+    def result(self, loop: Loop, progress: Progress) -> Any:
+        """What the run comes to."""

@@ -1,0 +1,1 @@
+"""Reading JAX's programs: the only room that touches what JAX may change."""

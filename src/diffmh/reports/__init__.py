@@ -1,0 +1,1 @@
+"""From a run's outcome to the printed report."""

@@ -1,0 +1,92 @@
+"""Confidence intervals over chains, for contributions that are neither normal nor symmetric.
+
+Chains are independent, so an estimate over C of them is `mean ± t(C − 1) · error` if what they
+contribute is near normal. A derivative may rest on few heavy alternatives instead. Then the error
+is uncertain by more than C chains of normal numbers would have it, and it is small just where the
+estimate is too small. Both are seen, better than in the C chains themselves, in the many stretches
+that the chains were cut into: by their kurtosis κ and skewness γ, scaled to full chains.
+
+- The degrees of freedom are those of a variance estimated from C numbers of kurtosis κ,
+  `ν = min(C − 1, 2C / (κ − 1))` (Satterthwaite 1946).
+- `t = (mean − truth) / error` is made symmetric by Hall's cubic,
+  `h(t) = t + a t² + a² t³ / 3 + γ / (6 √C)` with `a = γ / (3 √C)` (Hall 1992), whose inverse is
+  explicit: the interval is where `|h(t)|` is below Student's quantile.
+"""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+# NumPy makes numbers of arrays without axes.
+Numbers = Float[np.ndarray | np.floating, "..."]
+
+
+class Shape(eqx.Module):
+    """Skewness and kurtosis of what a chain contributes, entry by entry; 0 and 3 if normal."""
+
+    skewness: PyTree
+    kurtosis: PyTree
+
+
+def shape(
+    chains: Float[np.ndarray, "... C"],
+    stretches: Float[np.ndarray, "S ... C"] | None = None,
+    length: Int[np.ndarray, "S"] | None = None,
+) -> Shape:
+    """The shape of each chain's estimates, from the many stretches of the chains if they are known.
+
+    Skewness and excess kurtosis of a sum of S independent parts are those of a part over √S and S.
+    """
+    mean = chains.mean(axis=-1, keepdims=True)
+    of_chains = _standardised(chains - mean)
+    if stretches is None or length is None or length.size < 2:
+        return of_chains
+    sized = length.reshape(-1, *(1,) * chains.ndim)
+    parts = np.moveaxis(sized * (stretches - mean), 0, -1)
+    of_parts = _standardised(parts.reshape(*chains.shape[:-1], -1))
+    kurtosis = 3 + np.maximum(of_parts.kurtosis - 3, 0) / length.size
+    return Shape(
+        of_parts.skewness / math.sqrt(length.size), np.maximum(kurtosis, of_chains.kurtosis)
+    )
+
+
+def _standardised(deviations: Float[np.ndarray, "... n"]) -> Shape:
+    largest = np.max(np.abs(deviations), axis=-1, keepdims=True)
+    # In units of the largest: cubes and fourth powers of small numbers vanish.
+    unit = deviations / np.where(largest > 0, largest, 1.0)
+    second, third, fourth = (np.mean(unit**order, axis=-1) for order in (2, 3, 4))
+    varies = second > 0
+    second = np.where(varies, second, 1.0)
+    return Shape(
+        np.where(varies, third / second**1.5, 0.0), np.where(varies, fourth / second**2, 3.0)
+    )
+
+
+def ends(
+    mean: Numbers, error: Numbers, shape: Shape, num_chains: int, level: float
+) -> tuple[Numbers, Numbers]:
+    """The two ends of the interval that holds the truth with probability `level`."""
+    reach = quantile(shape, num_chains, level)
+    centre = shape.skewness / (6 * math.sqrt(num_chains))
+    lean = shape.skewness / (3 * math.sqrt(num_chains))
+    # Hall's cubic is ((1 + a t)³ − 1)/(3a) + centre.
+    steep = np.where(np.abs(lean) > 1e-6, lean, 1.0)
+
+    def student(h):
+        bent = (np.cbrt(1 + 3 * steep * (h - centre)) - 1) / steep
+        return np.where(np.abs(lean) > 1e-6, bent, h - centre)
+
+    return mean - error * student(reach), mean - error * student(-reach)
+
+
+def quantile(shape: Shape, num_chains: int, level: float) -> Numbers:
+    """Student's quantile, with the degrees of freedom of an error over chains of this shape."""
+    from scipy.special import stdtrit
+
+    excess = np.maximum(shape.kurtosis - 1, 1e-3)
+    freedom = np.clip(2 * num_chains / excess, 1, num_chains - 1)
+    return stdtrit(freedom, 0.5 + level / 2)

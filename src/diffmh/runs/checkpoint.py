@@ -1,0 +1,382 @@
+"""Checkpoints: all that a long run needs to go on, on disk, complete or not at all.
+
+A directory holds numbered checkpoints, each a file that is written under another name, flushed and
+renamed; so a file that bears a number is complete, whenever the process was killed. Each names the
+problem that it belongs to and begins with a digest of all the rest; nothing else is continued from.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ..base import validate
+from ..base.validate import Checked
+from ..jaxprs.compat import constants_and_callbacks
+from .devices import Hosts, as_numpy
+from .files import flush_directory, local_path, new_file
+
+# The newest is what a run goes on from; the one before it is kept in case the newest is corrupt.
+_NUM_FILES = 2
+_NUMBERED = re.compile(r"([0-9]{8})\.diffmh")
+_PART = re.compile(_NUMBERED.pattern + r"\.part")
+_LOCK, DRAWS, NEW_DRAWS = "lock", "draws", "draws.diffmh.part"
+_MARK = b"diffmh checkpoint 2\n"
+_DIGEST, _LENGTH = hashlib.sha256().digest_size, 8
+# The errors of a directory that may be read and not written to.
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _path(given: Any) -> str:
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(
+            "`Checkpoint(directory=...)` must be the path of a directory, and `checkpoint=...` a"
+            f" path too or a `diffmh.Checkpoint`, got {given!r}."
+        )
+    return os.fspath(given)
+
+
+class Checkpoint(eqx.Module):
+    """Where a long run is saved, and how often: `checkpoint=Checkpoint("dir", seconds=10)`. A plain
+    path stands for one checkpoint a minute; `~` is your home directory.
+
+    >>> import diffmh
+    >>> diffmh.Checkpoint("run", seconds=10)
+    Checkpoint(directory='run', seconds=10)
+    """
+
+    directory: str = eqx.field(converter=_path)
+    seconds: Checked[float] = 60.0
+
+    def __check_init__(self):
+        local_path(self.directory, "checkpoint=...")
+        validate.number(self.seconds, "Checkpoint(seconds=...)", above=0, least=True)
+
+
+def checkpoint_of(given: Checked[Checkpoint | str | os.PathLike] | None) -> Checkpoint | None:
+    """The `Checkpoint` that a user means by `checkpoint=...`."""
+    return given if given is None or isinstance(given, Checkpoint) else Checkpoint(given)
+
+
+def fingerprint(function: Callable[..., Any], parts: Mapping[str, PyTree]) -> dict[str, str]:
+    """Digests of all that decides what `function(*parts.values())` returns: by its name, each part,
+    and the program.
+    """
+    # Nothing that changes the result may be missing. An array that reaches the program is a leaf of
+    # a part, and then in that part's digest, or a constant of the trace, and then in the program's;
+    # everything else is in the program's text, which has no source locations and is the same in
+    # every process. Values that a callback asks Python for are neither: such programs are refused.
+    arrays, static = eqx.partition(list(parts.values()), eqx.is_array)
+
+    def program(arrays):
+        return eqx.filter(function(*eqx.combine(arrays, static)), eqx.is_array)
+
+    traced = jax.jit(program).trace(arrays)
+    constants, callbacks = constants_and_callbacks(traced.jaxpr)
+    if callbacks:
+        raise ValueError(
+            f"`checkpoint=...` cannot tell this run from others: it calls Python (`{callbacks[0]}`)"
+            " for values, and what Python computes has no digest. Leave out `checkpoint`, or give"
+            " these values as `args`."
+        )
+    digests = {name: _digest(jax.tree.leaves(part)) for name, part in parts.items()}
+    text = traced.lower().as_text()
+    digests["program"] = hashlib.sha256((text + _digest(constants)).encode()).hexdigest()
+    digests["JAX or the device"] = f"jax {jax.__version__} on {jax.devices()[0].platform}"
+    return digests
+
+
+def _digest(leaves: Sequence[Any]) -> str:
+    """SHA-256 of arrays and numbers, their types and shapes; functions and other objects are known
+    by the program alone.
+    """
+    total = hashlib.sha256()
+    for leaf in leaves:
+        if eqx.is_array(leaf):
+            total.update(f"{leaf.dtype}{leaf.shape}".encode())
+            total.update(as_numpy(leaf).tobytes())
+        elif isinstance(leaf, bool | int | float | complex):
+            total.update(repr(leaf).encode())
+    return total.hexdigest()
+
+
+def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
+    """Saved leaves in the form of `like`, a tree of arrays or of their shapes. Where an array of
+    `like` is shared out over devices, so is the one that takes its place.
+    """
+    forms, structure = jax.tree.flatten(like)
+
+    def one(leaf, form):
+        if jnp.issubdtype(form.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(form))
+        else:
+            leaf = jnp.asarray(leaf, form.dtype).reshape(form.shape)
+        shared = isinstance(form, jax.Array) and len(form.sharding.device_set) > 1
+        return jax.device_put(leaf, form.sharding) if shared else leaf
+
+    return structure.unflatten(one(*pair) for pair in zip(leaves, forms, strict=True))
+
+
+class Record(eqx.Module):
+    """One part of a run as it is saved.
+
+    - `problem`: digests, by name, of all that decides its results.
+    - `results`: the finished ones, by leaf, one row for each.
+    - `state`, `done`: the leaves of the state from which the run goes on, and how many blocks led
+      to it; no leaves where it goes on from the beginning.
+    """
+
+    problem: dict[str, str]
+    results: list[np.ndarray]
+    state: list[np.ndarray]
+    done: int
+
+
+def encoded(records: Sequence[Record]) -> list[bytes]:
+    """A checkpoint as the pieces of a file: a mark, the digest of the rest, a table of what is in
+    it, and the arrays.
+    """
+
+    def forms(arrays):
+        return [(str(array.dtype), array.shape) for array in arrays]
+
+    table = [
+        {"problem": one.problem, "done": one.done, "forms": [forms(one.results), forms(one.state)]}
+        for one in records
+    ]
+    text = json.dumps(table).encode()
+    pieces = [len(text).to_bytes(_LENGTH, "little"), text]
+    pieces += [array.tobytes() for one in records for array in (*one.results, *one.state)]
+    total = hashlib.sha256()
+    for piece in pieces:
+        total.update(piece)
+    return [_MARK, total.digest(), *pieces]
+
+
+def decoded(content: bytes) -> list[Record] | None:
+    """The records of a checkpoint; None if a single bit of it has changed."""
+    begin = len(_MARK) + _DIGEST
+    said = content[len(_MARK) : begin]
+    if not content.startswith(_MARK) or said != hashlib.sha256(content[begin:]).digest():
+        return None
+    length = int.from_bytes(content[begin : begin + _LENGTH], "little")
+    table, place = begin + _LENGTH, begin + _LENGTH + length
+
+    def array(kind: str, shape: list[int]) -> np.ndarray:
+        nonlocal place
+        # A copy, so that it may be written to and need not be aligned in the file.
+        found = np.ndarray(shape, jnp.dtype(kind), content, place).copy()
+        place += found.nbytes
+        return found
+
+    def record(problem, done, forms) -> Record:
+        results, state = ([array(*form) for form in group] for group in forms)
+        return Record(problem, results, state, done)
+
+    return [record(**one) for one in json.loads(content[table:place])]
+
+
+class Store:
+    """A directory of checkpoints, held by one process; used as a context manager. Of several hosts
+    that work together the first writes, and all read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, hosts: Hosts | None = None):
+        self.hosts = hosts or Hosts()
+        self.directory = local_path(checkpoint.directory, "checkpoint=...")
+        self.name = f"`checkpoint={str(self.directory)!r}`"
+        self._seconds, self._last = checkpoint.seconds, time.monotonic()
+        self._lock: int | None = None
+        self._read_only: OSError | None = None
+
+    def __enter__(self) -> Store:
+        # Every host comes to each collective (`agree`, `each`), whatever failed on the first one.
+        failure = None
+        if self.hosts.leads:
+            try:
+                self._open()
+            except Exception as error:
+                failure = error
+        opened = self.hosts.agree(failure is None)
+        if failure is not None:
+            raise failure
+        if not opened:
+            raise RuntimeError(f"{self.name}: the first host could not open it; it says why.")
+        newest = max(self.numbers(), default=0) if self.directory.is_dir() else -1
+        if len(set(self.hosts.each(newest))) > 1:
+            self._release()
+            raise RuntimeError(
+                f"{self.name}: not all hosts see the same files there. Give a directory of a file"
+                " system that they share."
+            )
+        return self
+
+    def _open(self) -> None:
+        try:
+            self._refuse_foreign_files()
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except NotADirectoryError:
+            raise
+        except OSError as error:
+            raise OSError(f"{self.name} cannot be used: {error}.") from error
+        try:
+            self._lock = _locked(self.directory / _LOCK)
+            for left in self.directory.iterdir():
+                if _PART.fullmatch(left.name):
+                    left.unlink()
+        except BlockingIOError:
+            raise RuntimeError(
+                f"{self.name}: another process is at work on it; wait for it, or give each its own"
+                " directory."
+            ) from None
+        except OSError as error:
+            # One host may still read a finished run; several find out now that they can't write.
+            if error.errno not in _READ_ONLY or self.hosts.several:
+                self._cannot_write(error)
+            self._read_only = error
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _) -> None:
+        self._release()
+        if kind is KeyboardInterrupt:
+            numbers = self.numbers()
+            stopped = "stopped before a checkpoint was due; the same line begins anew."
+            if numbers:
+                stopped = f"stopped; the same line goes on from checkpoint {numbers[-1]:08d}."
+            raise KeyboardInterrupt(f"{self.name}: {stopped}") from error
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last >= self._seconds
+
+    def refuse_unless_writable(self) -> None:
+        """Raise before anything is computed that could not be saved."""
+        if self._read_only is not None:
+            self._cannot_write(self._read_only)
+
+    def _cannot_write(self, error: OSError) -> NoReturn:
+        raise OSError(f"{self.name}: the directory cannot be written to: {error}.") from error
+
+    def numbers(self) -> list[int]:
+        """The numbers of the checkpoints that are there, oldest first."""
+        found = (_NUMBERED.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(name[1]) for name in found if name)
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self.directory / f"{number:08d}.diffmh"
+
+    def load(self) -> list[Record]:
+        """The records of the newest checkpoint, none if there is no checkpoint. Raises `ValueError`
+        unless it is as it was written.
+        """
+        numbers = self.numbers()
+        if not numbers:
+            return []
+        path = self._path(numbers[-1])
+        try:
+            found = decoded(path.read_bytes())
+        except OSError as error:
+            raise OSError(f"{self.name}: {path.name} cannot be read: {error}.") from error
+        if found is not None:
+            return found
+        advice = "Delete the directory to begin anew"
+        if len(numbers) > 1:
+            advice = f"Delete it to go on from the one before it, {numbers[-2]:08d}"
+        raise ValueError(
+            f"{self.name}: {path.name} is damaged: it is cut short or changed. {advice}; nothing"
+            " was overwritten."
+        )
+
+    def save(self, records: Sequence[Record]) -> None:
+        """Write a new checkpoint beside those that are there; the oldest go once it is complete."""
+        if not self.hosts.leads:
+            return
+        self.refuse_unless_writable()
+        numbers = self.numbers()
+        path = self._path(1 + max(numbers, default=0))
+        part = path.with_name(f"{path.name}.part")
+        try:
+            with new_file(part) as file:
+                file.writelines(encoded(records))
+            part.rename(path)
+        except OSError as error:
+            last = f"the last one, {numbers[-1]:08d}, is untouched" if numbers else "there was none"
+            raise OSError(
+                f"{self.name}: a checkpoint could not be written ({error.strerror}); {last}."
+                " Make room and run the same line again."
+            ) from error
+        # The new name is on the disk before an old one goes: there is a complete one at any time.
+        flush_directory(self.directory)
+        for number in numbers[: 1 - _NUM_FILES]:
+            self._path(number).unlink(missing_ok=True)
+        self._last = time.monotonic()
+
+    def refuse_another(
+        self, problem: dict[str, str], saved: dict[str, str], where: str = ""
+    ) -> None:
+        """Raise `ValueError` unless the saved problem is this one, and say what differs."""
+        both = {**saved, **problem}
+        differing = [f"{name}{where}" for name in both if problem.get(name) != saved.get(name)]
+        if differing:
+            raise ValueError(
+                f"{self.name} holds a run of another problem: what differs is"
+                f" {', '.join(differing)}. Give a directory of its own to this one, or delete that"
+                " one; nothing was overwritten."
+            )
+
+    def _refuse_foreign_files(self) -> None:
+        if not self.directory.exists():
+            return
+        if not self.directory.is_dir():
+            raise NotADirectoryError(f"{self.name} is a file: give the path of a directory.")
+        foreign = sorted(path.name for path in self.directory.iterdir() if not _is_ours(path))
+        if not self.numbers() and (self.directory / DRAWS).exists():
+            # The first checkpoint is older than our draws: without one they are the user's.
+            foreign.append(DRAWS)
+        if foreign:
+            raise ValueError(
+                f"{self.name} holds files that are no checkpoint's ({', '.join(foreign[:3])}): give"
+                " a directory that is empty or does not exist."
+            )
+
+
+def _is_ours(path: pathlib.Path) -> bool:
+    """True for a name that we write in the directory, of the kind that we write it."""
+    if path.name in (DRAWS, NEW_DRAWS):
+        return path.is_dir()
+    names = path.name == _LOCK or _NUMBERED.fullmatch(path.name) or _PART.fullmatch(path.name)
+    return bool(names) and not path.is_dir()
+
+
+def _locked(path: pathlib.Path) -> int:
+    """The open file, locked until it is closed or the process ends; raises `BlockingIOError` if
+    another process has it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ModuleNotFoundError:  # A system without such locks.
+        return file
+    except BaseException:
+        os.close(file)
+        raise
+    return file

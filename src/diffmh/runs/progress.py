@@ -1,0 +1,42 @@
+"""Progress bars: how far a long run has come, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class Bar:
+    """A progress bar of tqdm's; nothing unless it is wanted and stderr is a terminal."""
+
+    def __init__(self, name: str, total: int, wanted: bool):
+        self.name, self.total = name, total
+        self.shown = bool(wanted) and sys.stderr.isatty()
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        if self.shown:
+            self._bar = tqdm()(total=self.total, desc=self.name, file=sys.stderr)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def reached(self, done: int) -> None:
+        """So much of the total is done."""
+        if self._bar is not None:
+            self._bar.total = self.total
+            self._bar.update(done - self._bar.n)
+
+
+def tqdm() -> Any:
+    """The class `tqdm.tqdm`, imported where a bar is drawn."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            '`progress=True` draws with tqdm, which is not installed: pip install "diffmh[long]"',
+            name="tqdm",
+        ) from None
+    return tqdm

@@ -1,0 +1,109 @@
+"""The rounds of a run: the same chains again with keys of their own, for a smaller error.
+
+Each part of a run (an expectation of a composition) has as many rounds, and each round is a result
+of that part. A round's result does not depend on how it was cut into stretches, nor on where it was
+interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from .checkpoint import Store
+from .devices import Hosts
+from .journal import Journal, Part
+from .progress import Bar
+
+# The seconds that a stretch takes at least, if it is watched: what happens between two of them
+# takes far less.
+_STRETCH = 0.25
+
+
+class Round(eqx.Module):
+    """Blocks of steps to be taken: `advance(first, last, state)` takes some, and returns the state
+    after them with the result up to there. `begin` is the state at the start, `form()` the result's
+    form, `problem()` the digests of all that decides it.
+    """
+
+    num_blocks: int
+    begin: PyTree
+    form: Callable[[], PyTree]
+    advance: Callable[[int, int, PyTree], tuple[PyTree, PyTree]]
+    problem: Callable[[], dict[str, str]]
+
+
+class Course:
+    """Runs the rounds of all parts of a run, and remembers their results."""
+
+    def __init__(
+        self, bar: Bar | None = None, store: Store | None = None, hosts: Hosts | None = None
+    ):
+        self.hosts = hosts or Hosts()
+        self._journal, self._bar = Journal(store, self.hosts), bar
+        self._watched = store is not None or (bar is not None and bar.shown)
+        self._num_rounds, self._next_part, self._blocks_done = 1, 0, 0
+
+    def again(self, num_rounds: int) -> None:
+        """Begin at the first part again, with so many rounds of each; those that are known are not
+        run again.
+        """
+        self._num_rounds, self._next_part = num_rounds, 0
+
+    def follow(self, round_of: Callable[[int], Round]) -> list[PyTree]:
+        """The results of the rounds of the next part."""
+        number, self._next_part = self._next_part, self._next_part + 1
+        if number == len(self._journal.parts):
+            first = round_of(0)
+            self._journal.part(first.begin, first.form, first.problem)
+        part = self._journal.parts[number]
+        while len(part.results) < self._num_rounds:
+            self._run(round_of(len(part.results)), part)
+        return part.results[: self._num_rounds]
+
+    def finish(self) -> None:
+        """Save what is new."""
+        self._journal.finish()
+
+    def _run(self, one: Round, part: Part) -> None:
+        """Take a part to the end of the round that it is in."""
+        self._journal.refuse_unless_writable()
+        # All hosts cut a round into the same stretches: the first one's bar and clock decide.
+        watched = self.hosts.agree(self._watched)
+        count, result = (1 if watched else one.num_blocks), None
+        while part.done < one.num_blocks:
+            last, began = min(part.done + count, one.num_blocks), time.monotonic()
+            state, result = one.advance(part.done, last, part.state)
+            if watched:
+                jax.block_until_ready(result)
+                # A stretch that had to be compiled tells nothing of how long the next will be.
+                if time.monotonic() - began < _STRETCH:
+                    count = min(4 * count, one.num_blocks)
+                count = self.hosts.agree(count)
+            self._tell(one, last - part.done)
+            part.state, part.done = state, last
+            if last < one.num_blocks and self._journal.due:
+                self._journal.save()
+        # What is saved has the result, or the state before it is known: never neither.
+        part.results.append(self.hosts.gathered(result))
+        part.state, part.done = part.begin, 0
+
+    def _tell(self, one: Round, blocks: int) -> None:
+        self._blocks_done += blocks
+        if self._bar is not None:
+            self._bar.total = max(self._bar.total, one.num_blocks * self._num_rounds)
+            self._bar.reached(self._blocks_done)
+
+
+def round_key(key: Key[Array, ""], number: int) -> Key[Array, ""]:
+    """The key of a round: the first has the run's own, so that it is the run without rounds. No
+    chain has the number 2³² − 1.
+    """
+    if number == 0:
+        return key
+    return jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(2**32 - 1)), number)

@@ -1,0 +1,197 @@
+"""Draws: a discrete distribution that a program may draw from, and the primitive that draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Key
+
+from ..base import validate
+from ..base.validate import Checked, NotDifferentiable
+from ..jaxprs import compat
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """A discrete distribution that a program may draw from: `sampler(key, *parameters)`. Make one
+    to register your own.
+
+    **Arguments**
+
+    - `invert(uniform, *parameters)`: one draw from one uniform on [0, 1), non-decreasing in it
+      where values are ordered. The primal and its alternatives share the uniform.
+    - `flips(value, parameters, tangents)`: a list of pairs `(flipped, weight)`: other values that
+      the draw might have had, and the weights of flipping to them, linear in the tangents of the
+      parameters.
+    - `event_ndims`: for each parameter the number of axes that one draw takes (1 for the logits of
+      a categorical, else 0).
+    - `log_prob(value, *parameters)`: the log probability, up to what the parameters do not change;
+      `sad.Score` and `sad.Combined` need it.
+    - `mean(*parameters)`: the mean; `sad.Smooth` needs it.
+    - `in_range(*parameters)`: whether there is such a distribution; if not, a run's value and
+      derivative are NaN. NaN among the parameters is out of range in any case.
+
+    All functions are for one draw; arrays of parameters make arrays of draws. Values and weights of
+    flips may have a leading axis, for many flips at once.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from diffmh import sad
+    >>> flip = lambda b, p, dp: [(~b, jnp.where(b, -dp[0], dp[0]))]
+    >>> coin = sad.Sampler(lambda u, p: u < p, flip, (0,))
+    >>> mean = sad.expectation(lambda p, key: coin(key, jnp.full(50, p)).mean())
+    >>> round(float(jax.grad(mean)(0.3, jax.random.key(0))), 3)
+    1.0
+    """
+
+    invert: Checked[Callable[..., Array]]
+    flips: Checked[Callable[..., Sequence[tuple[Array, Array]]]]
+    event_ndims: Checked[tuple[int, ...]]
+    log_prob: Checked[Callable[..., Array]] | None = None
+    mean: Checked[Callable[..., Array]] | None = None
+    in_range: Checked[Callable[..., Any]] | None = None
+    name: Checked[str] = "a `sad.Sampler`"
+
+    def __post_init__(self):
+        where = "sad.Sampler(invert, flips, event_ndims)"
+        validate.function(self.invert, where, "invert", "invert(uniform, *parameters) -> value")
+        validate.function(self.flips, where, "flips", "flips(value, parameters, tangents)")
+        for name in ("log_prob", "mean", "in_range"):
+            if getattr(self, name) is not None:
+                validate.function(getattr(self, name), where, name, f"{name}(...)")
+        if not isinstance(self.event_ndims, tuple):
+            raise TypeError(
+                "`sad.Sampler(event_ndims=...)` must be a tuple with a number of axes for each"
+                f" parameter, got {self.event_ndims!r}."
+            )
+        for count in self.event_ndims:
+            validate.count(count, "sad.Sampler(event_ndims=...)", least=0)
+        validate.text(self.name, "sad.Sampler(name=...)")
+
+    def __call__(self, key: Checked[Key[Array, ""]], *parameters: ArrayLike) -> Array:
+        if len(parameters) != len(self.event_ndims):
+            raise TypeError(
+                f"{self.name} has {len(self.event_ndims)} parameters by its `event_ndims`, got"
+                f" {len(parameters)}."
+            )
+        arrays = [
+            validate.array_of(parameter, f"parameter {number} of {self.name}")
+            for number, parameter in enumerate(parameters)
+        ]
+        for number, array in enumerate(arrays):
+            if jnp.iscomplexobj(array):
+                validate.real_dtype(array.dtype, f"parameter {number} of {self.name}")
+        shape = jnp.broadcast_shapes(
+            *(a.shape[: a.ndim - n] for a, n in zip(arrays, self.event_ndims, strict=True))
+        )
+        arrays = [
+            jnp.broadcast_to(a, (*shape, *a.shape[a.ndim - n :]))
+            for a, n in zip(arrays, self.event_ndims, strict=True)
+        ]
+        dtype = jnp.result_type(
+            float, *(a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating))
+        )
+        return sample(
+            jax.random.uniform(validate.typed_key(key), shape, dtype), *arrays, sampler=self
+        )[0]
+
+    def values(self, uniform: Array, *parameters: Array) -> Array:
+        """Draws of the uniform's shape."""
+        return self._each_draw(self.invert, uniform.ndim)(uniform, *parameters)
+
+    def candidates(
+        self, value: Array, parameters: Sequence[Array], tangents: Sequence[Array]
+    ) -> tuple[Array, Array]:
+        """Flipped values, shape `(C, *value.shape)`, and their weights, `(C, P, *value.shape)`."""
+
+        def one(value, parameters, tangents):
+            pairs = self.flips(value, parameters, tangents)
+            many = lambda parts: jnp.concatenate([jnp.atleast_1d(part) for part in parts])
+            flipped = many([jnp.asarray(flipped, value.dtype) for flipped, _ in pairs])
+            return flipped, many([weight for _, weight in pairs])
+
+        by_draw = self._each_draw(one, value.ndim, out_axes=1)
+        if len(tangents[0]) == 1:
+            flipped, weight = by_draw(
+                value, tuple(parameters), tuple(tangent[0] for tangent in tangents)
+            )
+            return flipped, weight[:, None]
+        by_parameter = jax.vmap(by_draw, in_axes=(None, None, 0), out_axes=(None, 1))
+        return by_parameter(value, tuple(parameters), tuple(tangents))
+
+    def num_candidates(self, drawn: Any, parameters: Sequence[Any]) -> int:
+        """How many flips there are in all, for draws and parameters of these shapes."""
+        struct = lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape[leaf.ndim - axes :], leaf.dtype)
+        one = [
+            struct(parameter, axes)
+            for parameter, axes in zip(parameters, self.event_ndims, strict=True)
+        ]
+        pairs = jax.eval_shape(self.flips, jax.ShapeDtypeStruct((), drawn.dtype), one, one)
+        return sum(math.prod(weight.shape) for _, weight in pairs) * math.prod(drawn.shape)
+
+    def log_probs(self, value: Array, *parameters: Array) -> Array:
+        """The log probabilities of draws of the value's shape."""
+        if self.log_prob is None:
+            raise NotDifferentiable(
+                f"{self.name} has no `log_prob`, which the score needs: give it one, or use"
+                " `sad.Alternatives`."
+            )
+        return self._each_draw(self.log_prob, value.ndim)(value, *parameters)
+
+    def means(self, shape: tuple[int, ...], *parameters: Array) -> Array:
+        """The means of draws of a shape."""
+        if self.mean is None:
+            raise NotDifferentiable(
+                f"{self.name} has no `mean`, which `sad.Smooth` passes on: give it one, or use"
+                " another estimator."
+            )
+        return self._each_draw(self.mean, len(shape))(*parameters)
+
+    def in_ranges(self, *parameters: Array) -> Bool[Array, ""]:
+        """True if all draws have parameters in range."""
+        known = [
+            jnp.all(~jnp.isnan(parameter))
+            for parameter in parameters
+            if jnp.issubdtype(parameter.dtype, jnp.floating)
+        ]
+        if self.in_range is not None:
+            draws = parameters[0].ndim - self.event_ndims[0]
+            known.append(jnp.all(self._each_draw(self.in_range, draws)(*parameters)))
+        return functools.reduce(jnp.logical_and, known, jnp.ones((), bool))
+
+    @staticmethod
+    def _each_draw(function, ndim, out_axes=0):
+        for _ in range(ndim):
+            function = jax.vmap(function, out_axes=out_axes)
+        return function
+
+
+def _abstract(uniform, *parameters, sampler):
+    result = jax.eval_shape(
+        sampler.values, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (uniform, *parameters))
+    )
+    return [compat.shaped(result.shape, result.dtype)]
+
+
+def refuse_plain(primals: Any, tangents: Any, **params: Any) -> Any:
+    """JAX by itself would lose the derivative of what a draw decides."""
+    raise NotDifferentiable(
+        "JAX was asked to differentiate a draw of `diffmh.sad` by itself, by which its derivative"
+        " would be lost: differentiate `sad.expectation(program)` instead of `program`."
+    )
+
+
+SAMPLE = "sad_sample"
+# Whether the parameters of a draw are in range, in the programs of `ranges`.
+VALID = "sad_valid"
+sample = compat.new_primitive(
+    SAMPLE,
+    lambda *operands, sampler: [sampler.values(*operands)],
+    _abstract,
+    jvp=refuse_plain,
+)

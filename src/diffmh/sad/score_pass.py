@@ -1,0 +1,411 @@
+"""Replay: a program with its draws held fixed, as a plain JAX function.
+
+Its derivative by JAX is that of the program's own path. Beside it there are two ways to account for
+the draws. The *score*: the derivative of the log probability of the draws, of which a term of the
+result is due only what was drawn before it, `(x − b) log P(draws so far)` with a baseline b: the
+term's *credit*. Or a draw passes on the derivative of its mean, as if it were that (`smooth`).
+Whole numbers that depend on draws then have a *shadow*: a float of the same value through which
+JAX differentiates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..core.autodiff import moving
+from ..jaxprs import compat
+from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from .analysis import Analysis, spread, until_stable
+from .draw import SAMPLE
+
+
+class Held(eqx.Module):
+    """A value of the program; its shadow, if it is a whole number that has one; and what it is
+    credited with, if it enters the result linearly: only the derivative of that counts.
+    """
+
+    primal: Any
+    shadow: Any = None
+    credit: Any = None
+
+    def as_float(self) -> Any:
+        return self.primal.astype(float) if self.shadow is None else self.shadow
+
+
+class Replayed(eqx.Module):
+    """A program's results with its draws held fixed, what they are credited with, and the log
+    probability of the draws.
+    """
+
+    outputs: list[Any]
+    credits: list[Any]
+    log_prob: Float[Array, ""]
+
+
+def replay(
+    analysis: Analysis,
+    program: Program,
+    inputs: Sequence[Any],
+    baseline: Callable[[Array], Array],
+) -> Replayed:
+    """Runs a program with its draws held fixed, and credits the terms of its real results; the
+    analysis is that of the primal's way alone (`by_terms`).
+    """
+    player = Player(analysis, None, baseline)
+    held = [Held(value) for value in inputs]
+    real = [
+        isinstance(atom, Variable) and jnp.issubdtype(atom.dtype, jnp.floating)
+        for atom in program.outputs
+    ]
+    log_prob, outputs = player.run(program, jnp.zeros(()), held, real)
+    credits = [_no_credit(one.primal) if one.credit is None else one.credit for one in outputs]
+    return Replayed([one.primal for one in outputs], credits, log_prob)
+
+
+def smoothed(analysis: Analysis, program: Program, inputs: Sequence[Any]) -> list[Any]:
+    """A program's results, whose draws pass on the derivative of their mean."""
+    player = Player(analysis, frozenset(_shadowed(program)), None)
+    held, nothing = [Held(value) for value in inputs], [False] * len(program.outputs)
+    return [one.primal for one in player.run(program, jnp.zeros(()), held, nothing)[1]]
+
+
+def _no_credit(primal: Any) -> Any:
+    return jnp.zeros(jnp.shape(primal), jnp.result_type(primal))
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """Runs programs. `shadowed` are the variables that have a shadow, `None` where no draw passes
+    anything on; `baseline` is of a term, `None` where there are no credits.
+    """
+
+    analysis: Analysis
+    shadowed: frozenset[Variable] | None
+    baseline: Callable[[Array], Array] | None
+
+    def run(
+        self, program: Program, log_prob: Any, inputs: Sequence[Held], linearly: Sequence[bool]
+    ) -> tuple[Any, list[Held]]:
+        """The log probability so far, and the outputs, of which some are taken linearly."""
+        values: dict[Atom, Held] = dict(zip(program.inputs, inputs, strict=True))
+        waiting, added_up = list(program.inputs), _added_up(program)
+        for equation in program.equations:
+            if equation.control is not None or equation in self.analysis.branching:
+                # Credits are given as late as possible: sums have fewer than their terms.
+                self.credit_waiting(values, waiting, log_prob)
+                waiting = []
+            flags = self.analysis.banks(equation)
+            operands = [
+                Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+                for atom in equation.inputs
+            ]
+            if equation.control is not None or any(held.credit is not None for held in operands):
+                operands = self.all_credited(equation.inputs, operands, flags, log_prob)
+            log_prob, outputs = self.play(equation, log_prob, operands, added_up)
+            if equation.control is None and any(held.credit is not None for held in operands):
+                outputs = _passed_on(equation, operands, flags, outputs)
+            values.update(zip(equation.outputs, outputs, strict=True))
+            waiting.extend(equation.outputs)
+        outputs = [
+            Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+            for atom in program.outputs
+        ]
+        return log_prob, self.all_credited(program.outputs, outputs, linearly, log_prob)
+
+    def credit_waiting(
+        self, values: dict[Atom, Held], waiting: Sequence[Variable], log_prob: Any
+    ) -> None:
+        """Credits what is used linearly with what was drawn so far."""
+        for variable in waiting:
+            if variable in self.analysis.linear:
+                values[variable] = self.credited(variable, values[variable], log_prob)
+
+    def all_credited(
+        self, atoms: Sequence[Atom], values: list[Held], linearly: Sequence[bool], log_prob: Any
+    ) -> list[Held]:
+        """Values with credits, where they are taken linearly."""
+        return [
+            self.credited(atom, held, log_prob) if flag else held
+            for atom, held, flag in zip(atoms, values, linearly, strict=True)
+        ]
+
+    def credited(self, atom: Atom, held: Held, log_prob: Any) -> Held:
+        """With `(x − b) log P`, where b does not depend on the replicate's own draws; if draws
+        changed it, and it has none.
+        """
+        if self.baseline is None or atom not in self.analysis.branched or held.credit is not None:
+            return held
+        # E[b ∂ log P] = 0 for any b that does not depend on these draws.
+        still = jax.lax.stop_gradient(held.primal)
+        credit = (still - self.baseline(still)) * log_prob.astype(still.dtype)
+        return Held(held.primal, held.shadow, credit)
+
+    def play(
+        self, equation: Equation, log_prob: Any, operands: list[Held], added_up: set[Atom]
+    ) -> tuple[Any, Sequence[Held]]:
+        if not self.analysis.concerns(equation):
+            return log_prob, _bound(equation, operands)
+        match equation.control:
+            case Scan() as loop:
+                return self.scan(loop, equation, log_prob, operands, added_up)
+            case While() as loop:
+                return self.while_loop(loop, equation, log_prob, operands)
+            case Cond() as choice:
+                return self.cond(choice, equation, log_prob, operands)
+        if equation.primitive == SAMPLE:
+            return self.sample(equation, log_prob, operands)
+        outputs = _bound(equation, operands)
+        if any(held.shadow is not None for held in operands):
+            outputs = _with_shadows(equation, operands, outputs)
+        return log_prob, outputs
+
+    def sample(self, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
+        sampler, primals = equation.params["sampler"], [held.primal for held in operands]
+        drawn = jax.lax.stop_gradient(equation.bind(*map(jax.lax.stop_gradient, primals))[0])
+        if self.shadowed is not None:
+            given = [held.primal if held.shadow is None else held.shadow for held in operands[1:]]
+            mean = sampler.means(drawn.shape, *given)
+            return log_prob, [Held(drawn, moving(drawn.astype(mean.dtype), mean))]
+        if equation in self.analysis.branching:
+            log_prob = log_prob + jnp.sum(sampler.log_probs(drawn, *primals[1:]))
+        return log_prob, [Held(drawn)]
+
+    def like(self, variables: Sequence[Variable], values: Sequence[Held]) -> list[Held]:
+        """Values with the shadows and credits that are foreseen for `variables`."""
+        shadowed = self.shadowed or frozenset()
+        return [
+            Held(
+                held.primal,
+                held.as_float() if variable in shadowed else None,
+                self.foreseen_credit(variable, held),
+            )
+            for variable, held in zip(variables, values, strict=True)
+        ]
+
+    def foreseen_credit(self, variable: Variable, held: Held) -> Any:
+        facts = self.analysis
+        if self.baseline is None or variable not in facts.branched or variable not in facts.linear:
+            return None
+        return _no_credit(held.primal) if held.credit is None else held.credit
+
+    def scan(
+        self,
+        loop: Scan,
+        equation: Equation,
+        log_prob: Any,
+        operands: list[Held],
+        added_up: set[Atom],
+    ) -> Any:
+        constants, start, xs = loop.parts(operands)
+        stacked = equation.outputs[loop.num_carry :]
+        linearly = [variable in self.analysis.linear for variable in (*loop.carry, *stacked)]
+
+        def step(carried, xs):
+            log_prob, values, totals = carried
+            inputs = [*constants, *values, *xs]
+            log_prob, outputs = self.run(loop.body, log_prob, inputs, linearly)
+            values = self.like(loop.carry, outputs[: loop.num_carry])
+            ys = self.like(stacked, outputs[loop.num_carry :])
+            totals = [
+                None if total is None else total + y.credit
+                for total, y in zip(totals, ys, strict=True)
+            ]
+            ys = [
+                Held(y.primal, y.shadow, None if y_variable in added_up else y.credit)
+                for y_variable, y in zip(stacked, ys, strict=True)
+            ]
+            return (log_prob, values, totals), ys
+
+        # What is only added up later has its credits added up here: they need not be kept.
+        empty = [
+            jnp.zeros(variable.shape[1:], variable.dtype) if variable in added_up else None
+            for variable in stacked
+        ]
+        totals = [
+            None if zeros is None else self.foreseen_credit(variable, Held(zeros))
+            for zeros, variable in zip(empty, stacked, strict=True)
+        ]
+        (log_prob, values, totals), ys = jax.lax.scan(
+            step,
+            (log_prob, self.like(loop.carry, start), totals),
+            list(xs),
+            length=loop.length,
+            reverse=loop.reverse,
+        )
+        ys = [
+            y if total is None else Held(y.primal, y.shadow, total[None])
+            for y, total in zip(ys, totals, strict=True)
+        ]
+        return log_prob, [*values, *ys]
+
+    def while_loop(
+        self, loop: While, equation: Equation, log_prob: Any, operands: list[Held]
+    ) -> Any:
+        for_condition, for_body, start = loop.parts(operands)
+
+        def goes_on(carried):
+            _, (condition,) = self.run(loop.condition, 0.0, [*for_condition, *carried[1]], [False])
+            return condition.primal
+
+        def step(carried):
+            inputs = [*for_body, *carried[1]]
+            log_prob, outputs = self.run(loop.body, carried[0], inputs, [False] * len(loop.carry))
+            return log_prob, self.like(loop.carry, outputs)
+
+        return jax.lax.while_loop(goes_on, step, (log_prob, self.like(loop.carry, start)))
+
+    def cond(self, choice: Cond, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
+        nothing = [False] * len(equation.outputs)
+
+        def taken(branch):
+            def run(inputs):
+                after, outputs = self.run(branch, log_prob, inputs, nothing)
+                outputs = self.like(equation.outputs, outputs)
+                return after, [Held(held.primal, held.shadow) for held in outputs]
+
+            return run
+
+        index = jnp.asarray(operands[0].primal, jnp.int32)
+        return jax.lax.switch(index, [taken(branch) for branch in choice.branches], operands[1:])
+
+
+def _passed_on(
+    equation: Equation, operands: Sequence[Held], flags: Sequence[bool], outputs: Sequence[Held]
+) -> list[Held]:
+    """The same linear function of the credits."""
+
+    def moving(held: Held, flag: bool) -> Any:
+        if not flag:
+            return jax.lax.stop_gradient(held.primal)
+        return _no_credit(held.primal) if held.credit is None else held.credit
+
+    credits = equation.bind(*(moving(*one) for one in zip(operands, flags, strict=True)))
+    return [
+        Held(held.primal, held.shadow, credit)
+        for held, credit in zip(outputs, credits, strict=True)
+    ]
+
+
+def _added_up(program: Program) -> set[Atom]:
+    """The variables whose only use is a sum over their first axis."""
+    uses: dict[Atom, int] = {}
+    for atom in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
+        uses[atom] = uses.get(atom, 0) + 1
+    return {
+        equation.inputs[0]
+        for equation in program.equations
+        if compat.sums_over_first(equation) and uses[equation.inputs[0]] == 1
+    }
+
+
+def _bound(equation: Equation, operands: Sequence[Held]) -> list[Held]:
+    return [Held(result) for result in equation.bind(*(held.primal for held in operands))]
+
+
+# What passes shadows on, by the operands that are data; the others say where.
+_ALL = (
+    "add sub mul neg reduce_sum cumsum convert_element_type broadcast_in_dim reshape squeeze slice"
+    " concatenate transpose rev pad max min dot_general integer_pow abs copy reduce_max reduce_min"
+    " clamp split stack unstack square"
+)
+_DATA: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(_ALL.split()),
+    "dynamic_slice": (0,),
+    "gather": (0,),
+    "dynamic_update_slice": (0, 1),
+    "scatter": (0, 2),
+    "scatter-add": (0, 2),
+}
+_LOGIC: dict[str, Callable[..., Any]] = {
+    "not": lambda a: 1 - a,
+    "and": lambda a, b: a * b,
+    "or": lambda a, b: a + b - a * b,
+}
+
+
+def _passes(equation: Equation, moving: Sequence[bool]) -> bool:
+    """True if shadows of operands make shadows of results."""
+    name = equation.primitive
+    if name in _LOGIC:
+        return all(output.dtype == jnp.bool_ for output in equation.outputs)
+    if name == "select_n":
+        return any(moving)
+    if name not in _DATA:
+        return False
+    data = _DATA[name]
+    return any(moves and (data is None or i in data) for i, moves in enumerate(moving))
+
+
+def _with_shadows(
+    equation: Equation, operands: Sequence[Held], outputs: Sequence[Held]
+) -> list[Held]:
+    """Results with shadows, as if whole numbers were real; floats take up the derivative."""
+    if not _passes(equation, [held.shadow is not None for held in operands]):
+        return list(outputs)
+    if equation.primitive == "select_n":
+        floats = [_selected(operands)]
+    elif equation.primitive in _LOGIC:
+        floats = [_LOGIC[equation.primitive](*(held.as_float() for held in operands))]
+    else:
+        floats = _as_floats(equation, operands)
+    return [
+        Held(moving(held.primal, shadow.astype(held.primal.dtype)))
+        if jnp.issubdtype(held.primal.dtype, jnp.floating)
+        else Held(held.primal, moving(held.primal.astype(float), shadow))
+        for held, shadow in zip(outputs, floats, strict=True)
+    ]
+
+
+def _as_floats(equation: Equation, operands: Sequence[Held]) -> Sequence[Any]:
+    data = _DATA[equation.primitive]
+    return equation.bind(
+        *(
+            held.as_float() if data is None or index in data else held.primal
+            for index, held in enumerate(operands)
+        ),
+        **compat.into_floats(equation),
+    )
+
+
+def _selected(operands: Sequence[Held]) -> Any:
+    """`case[b]`, with `(case₁ − case₀) db` beside the cases' own derivatives."""
+    which, *cases = operands
+    real = [
+        held.primal if jnp.issubdtype(held.primal.dtype, jnp.floating) else held.as_float()
+        for held in cases
+    ]
+    chosen = jax.lax.select_n(which.primal, *real)
+    if which.shadow is None or len(cases) != 2:
+        return chosen
+    difference = jax.lax.stop_gradient(real[1] - real[0])
+    return moving(chosen, which.shadow.astype(chosen.dtype) * difference)
+
+
+def _shadowed(program: Program) -> set[Variable]:
+    """The whole numbers that have a shadow: draws, and what they pass it on to."""
+    found: set[Variable] = set()
+    until_stable(functools.partial(_spread, found, program), (found,))
+    return found
+
+
+def _spread(found: set[Variable], program: Program) -> None:
+    for equation in program.equations:
+        if equation.control is not None:
+            spread(equation, (found,), functools.partial(_spread, found))
+        elif equation.primitive == SAMPLE or (
+            found.intersection(equation.inputs)
+            and _passes(equation, [atom in found for atom in equation.inputs])
+        ):
+            found.update(output for output in equation.outputs if _is_whole(output))
+
+
+def _is_whole(variable: Variable) -> bool:
+    return jnp.issubdtype(variable.dtype, jnp.integer) or variable.dtype == jnp.bool_

@@ -1,0 +1,1 @@
+"""What users call beside expectations: draws, paths, optimisers, warm-up, checks."""

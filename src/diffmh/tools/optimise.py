@@ -1,0 +1,281 @@
+"""optimise: gradient descent or ascent on a random objective, with any optax optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from .._expectation import Differentiable
+from ..base import trees, validate
+from ..base.validate import Checked
+from ..reports import display
+from ..runs.checkpoint import Checkpoint, Store, checkpoint_of, fingerprint
+from ..runs.journal import Journal, Part
+from ..runs.progress import tqdm
+
+
+class Ascent(eqx.Module):
+    """The iterates of an optimisation; every array has the n iterations as its leading axis.
+
+    - `theta`: the parameters at which each iteration took its gradient, a pytree like theta.
+    - `value`, `gradient`: the objective's, and `value_error`, `gradient_error`: their standard
+      errors over the chains (NaN for an objective that has no chains).
+    - `last`: the parameters after the last step. `average`: the mean of the iterates of the tail
+      (Polyak and Ruppert).
+    """
+
+    theta: PyTree
+    value: Float[Array, "n"]
+    value_error: Float[Array, "n"]
+    gradient: PyTree
+    gradient_error: PyTree
+    last: PyTree
+    average: PyTree
+
+    def __repr__(self) -> str:
+        ends = [
+            display.number_with_error(float(self.value[i]), float(self.value_error[i]))
+            if np.isfinite(self.value_error[i])
+            else f"{float(self.value[i]):.5g}"
+            for i in (0, -1)
+        ]
+        first = jax.tree.map(lambda leaf: leaf[0], self.theta)
+        parts = {
+            "num_iterations": f"{len(self.value):,}",
+            "value": f"{ends[0]} → {ends[1]}",
+            "theta": f"{display.numbers(first)} → {display.numbers(self.last)}",
+            "average": display.numbers(self.average),
+        }
+        return display.named("Ascent", parts)
+
+
+class _Evaluation(eqx.Module):
+    """What an `Ascent` says of each iterate."""
+
+    value: Array
+    value_error: Array
+    gradient: PyTree
+    gradient_error: PyTree
+
+
+def optimise(
+    objective: Checked[Callable[..., Array]],
+    theta: PyTree,
+    key: Checked[Key[Array, ""]],
+    *args: Any,
+    optimizer: Any,
+    num_iterations: Checked[int],
+    maximise: Checked[bool] = False,
+    average_from: Checked[float] = 0.5,
+    progress: Checked[bool | Callable[[range], Iterable[int]]] | None = None,
+    checkpoint: Checked[Checkpoint | str | os.PathLike] | None = None,
+    name: Checked[str] = "optimise",
+) -> Ascent:
+    """Steps of an optax optimiser along the gradient of `objective(theta, key, *args)`, with a new
+    key for each.
+
+    **Arguments**
+
+    - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; or
+      any function of `(theta, key, *args)` that JAX differentiates.
+    - `optimizer`: an `optax.GradientTransformation`. One with a line search (`optax.lbfgs()`) asks
+      for values of the objective at other parameters: they are computed with the iteration's key.
+      The value of a chain with a fixed key jumps, so a line search suits objectives that are not
+      random; for others prefer `optax.adam` or `optax.lbfgs(linesearch=None)`.
+    - `maximise`: climb rather than descend.
+    - `average_from`: the share of the iterations that the average leaves out. The gradients are
+      random, so single iterates scatter about the optimum; their average scatters far less.
+    - `progress`: a bar on stderr, by default where stderr is a terminal; or what goes over the
+      iterations and shows how far they are, such as `tqdm.notebook.tqdm`.
+    - `checkpoint`: a directory, or a `diffmh.Checkpoint`. If the process is killed, the same line
+      goes on from there, optimiser's state and all, and returns the same digits; with a larger
+      `num_iterations` it goes on beyond them.
+
+    The step of iteration i is reproducible: its key is `jax.random.fold_in(key, i)`.
+
+    Raises `FloatingPointError` where the objective or its gradient is not finite, naming the
+    iteration and where it was.
+
+    >>> import jax, optax, diffmh
+    >>> from diffmh.models import mixture
+    >>> length = dict(num_samples=500, burn_in=20, num_chains=8)
+    >>> p = diffmh.expectation(mixture.indicator, mixture.sampler(), init=0, **length)
+    >>> entropy = diffmh.compose(lambda h, p: mixture.entropy(p), p)
+    >>> adam = dict(optimizer=optax.adam(0.1), num_iterations=30)
+    >>> path = diffmh.optimise(entropy, 2.0, jax.random.key(0), **adam, maximise=True)
+    >>> path.value.shape, abs(float(path.average) - 1.0) < 0.5
+    ((30,), True)
+    """
+    validate.function(
+        objective, "optimise(objective, ...)", "objective", "objective(theta, key, *args)"
+    )
+    num_iterations = validate.count(num_iterations, "optimise(num_iterations=...)")
+    average_from = validate.number(
+        average_from, "optimise(average_from=...)", above=0, below=1, least=True
+    )
+    maximise = validate.flag(maximise, "optimise(maximise=...)")
+    validate.text(name, "optimise(name=...)")
+    if progress is not None and not callable(progress):
+        progress = validate.flag(progress, "optimise(progress=...)")
+    _refuse_unless_optimizer(optimizer)
+    theta, key = trees.strong(validate.theta(theta)), validate.typed_key(key)
+    place = checkpoint_of(checkpoint)
+    if place is not None and jax.process_count() > 1:
+        raise ValueError(
+            "`optimise(checkpoint=...)` is for one host: several would go on from iterates of their"
+            " own. Keep `theta` yourself, or give the checkpoint to `.run`."
+        )
+    step = eqx.Partial(_step, objective, optimizer, maximise)
+    begin = (theta, optimizer.init(theta))
+
+    def form() -> tuple[PyTree, _Evaluation]:
+        return theta, eqx.filter_eval_shape(step, begin, key, args)[0]
+
+    def problem() -> dict[str, str]:
+        def program(theta, key, args, objective, optimizing, maximise):
+            optimizer, state = optimizing
+            return _step(objective, optimizer, maximise, (theta, state), key, args)
+
+        parts = {"theta": theta, "key": key, "args": args, "objective": objective}
+        parts |= {"optimizer": (optimizer, begin[1]), "maximise": maximise}
+        return fingerprint(program, parts)
+
+    with contextlib.ExitStack() as stack:
+        journal = Journal(None if place is None else stack.enter_context(Store(place)))
+        part = journal.part(begin, form, problem)
+        for i in _bar(num_iterations, progress, name):
+            if i < len(part.results):  # It is known from the checkpoint.
+                continue
+            journal.refuse_unless_writable()
+            _take_step(part, step, key, args)
+            if journal.due:
+                journal.save()
+        journal.finish()
+    # The checkpoint may know of more iterations than are asked for.
+    last = [*(at for at, _ in part.results), part.state[0]][num_iterations]
+    iterates = part.results[:num_iterations]
+    thetas, evaluations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *iterates)
+    tail = int(average_from * num_iterations)
+    average = jax.tree.map(lambda leaf: jnp.mean(leaf[tail:], axis=0), thetas)
+    return Ascent(thetas, **vars(evaluations), last=last, average=average)
+
+
+def _take_step(part: Part, step: eqx.Partial, key: Key[Array, ""], args: tuple[Any, ...]) -> None:
+    """Add an iterate to the results, and go to the next."""
+    i, (theta, _) = len(part.results), part.state
+    found, state = step(part.state, jax.random.fold_in(key, i), args)
+    if not all(
+        np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))
+    ):
+        raise FloatingPointError(
+            f"`optimise`: at iteration {i}, theta = {theta}, the objective is"
+            f" {found.value} with gradient {found.gradient}: there is no direction to go."
+        )
+    part.results.append((theta, found))
+    part.state, part.done = state, i + 1
+
+
+@eqx.filter_jit
+def _step(objective, optimizer, maximise: bool, state, key, args):
+    """The evaluation at the iterate, and the next one's parameters and optimiser's state."""
+    theta, memory = state
+    evaluate = _by_chain if isinstance(objective, Differentiable) else _plain
+    found = evaluate(objective, theta, key, args)
+    sign = -1.0 if maximise else 1.0
+    downhill = jax.tree.map(lambda leaf: sign * leaf, found.gradient)
+
+    def height(theta):
+        return sign * objective(theta, key, *args)
+
+    def moved(leaf, update):
+        return (leaf + update).astype(leaf.dtype)
+
+    updates, memory = _update(optimizer, downhill, memory, theta, sign * found.value, height)
+    return found, (jax.tree.map(moved, theta, updates), memory)
+
+
+def _update(optimizer, gradient, state, theta, value, height):
+    """The optimiser's step; one that takes more than the gradient gets the value and the objective
+    too.
+    """
+    extra = {"value": value, "grad": gradient, "value_fn": height}
+    accepts = inspect.signature(optimizer.update).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepts.values()):
+        extra = {name: extra[name] for name in extra if name in accepts}
+    return optimizer.update(gradient, state, theta, **extra)
+
+
+def _refuse_unless_optimizer(optimizer: Any) -> None:
+    if callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None)):
+        return
+    advice = ""
+    if callable(optimizer):
+        advice = (
+            f": call it, as in `optimizer=optax.{getattr(optimizer, '__name__', 'adam')}(0.01)`"
+        )
+    raise TypeError(
+        "`optimise(optimizer=...)` must be an `optax.GradientTransformation`, such as"
+        f" `optax.adam(0.01)`, got {optimizer!r}{advice}."
+    )
+
+
+def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:
+    """Value and gradient with errors from the spread over chains, both from one run."""
+
+    def per_chain(theta):
+        return objective.per_chain(theta, key, *args)
+
+    def mean(leaf):
+        return jnp.mean(leaf, axis=0)
+
+    def error(leaf):
+        return jnp.std(leaf, axis=0, ddof=1) / num_chains**0.5
+
+    values, pull = eqx.filter_vjp(per_chain, theta)
+    _refuse_unless_scalar(jax.tree.map(lambda leaf: leaf[0], values))
+    num_chains = values.shape[0]
+    (gradients,) = jax.vmap(pull)(jnp.eye(num_chains, dtype=values.dtype))
+    return _Evaluation(
+        mean(values), error(values), jax.tree.map(mean, gradients), jax.tree.map(error, gradients)
+    )
+
+
+def _plain(objective, theta, key, args) -> _Evaluation:
+    """Value and gradient of any function, whose errors are not known."""
+    _refuse_unless_scalar(jax.eval_shape(objective, theta, key, *args))
+    found = jax.value_and_grad(objective)(theta, key, *args)
+    unknown = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), found)
+    return _Evaluation(found[0], unknown[0], found[1], unknown[1])
+
+
+def _refuse_unless_scalar(value):
+    for leaf in jax.tree.leaves(value):
+        if hasattr(leaf, "dtype"):
+            validate.real_dtype(leaf.dtype, "what `objective` of `optimise` returns")
+    if getattr(value, "shape", None) != ():
+        form = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), value)
+        raise ValueError(
+            "`optimise(objective, ...)` needs an objective with one number as its value, got shape"
+            f" {form}: make one of them, as in `diffmh.compose(lambda theta, m: jnp.sum(m),"
+            " objective)`."
+        )
+
+
+def _bar(num_iterations: int, progress: bool | Callable[[range], Iterable[int]] | None, name: str):
+    """The iterations, with a progress bar on stderr where somebody looks at it."""
+    bar = sys.stderr.isatty() if progress is None else progress
+    if not isinstance(bar, bool):
+        return bar(range(num_iterations))
+    if not bar:
+        return range(num_iterations)
+    return tqdm()(range(num_iterations), desc=name, file=sys.stderr)

@@ -1,0 +1,221 @@
+"""Covering arrays: rows of options in which every pair, or triple, of levels occurs together.
+
+A *rule* says which levels cannot meet, and why: a combination is `Refused` by the library, `Absent`
+(an option that does not exist there has the level None) or `Excluded` (too dear to run). A tuple of
+levels that no row may have because of a `Refused` rule becomes a row that tests the refusal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Level = Any
+Row = dict[str, Level]
+Pairs = tuple[tuple[str, Level], ...]
+Factors = Mapping[str, Sequence[Level]]
+
+
+class Refused(NamedTuple):
+    """The library raises `error`, with a message that matches, where all of `when` holds."""
+
+    when: Mapping[str, Sequence[Level]]
+    error: type[Exception]
+    message: str
+
+    def forbids(self, row: Row) -> bool:
+        return all(name in row and row[name] in levels for name, levels in self.when.items())
+
+
+class Absent(NamedTuple):
+    """Where all of `when` holds, the factors do not exist."""
+
+    when: Mapping[str, Sequence[Level]]
+    factors: Sequence[str]
+
+    def forbids(self, row: Row) -> bool:
+        here = all(name in row and row[name] in levels for name, levels in self.when.items())
+        return here and any(row.get(name) is not None for name in self.factors)
+
+
+class Excluded(NamedTuple):
+    """Not run: `forbids` of a row that may lack factors."""
+
+    unless: Callable[[Row], bool]
+    factors: Sequence[str]
+
+    def forbids(self, row: Row) -> bool:
+        return all(name in row for name in self.factors) and not self.unless(row)
+
+
+Rule = Refused | Absent | Excluded
+
+
+class Table(NamedTuple):
+    """Factors with their levels, the cheapest first; rules; the factors whose triples are covered
+    beside all pairs; levels that a row has only if it must; and the rows that one row stands
+    for, since they share its programs.
+    """
+
+    factors: Factors
+    rules: Sequence[Rule] = ()
+    triples: Sequence[tuple[str, ...]] = ()
+    rare: frozenset[tuple[str, Level]] = frozenset()
+    together: Callable[[Row], Iterable[Row]] = lambda row: [row]
+
+
+# Rows that are tried for each that is taken.
+_CANDIDATES = 14
+
+
+class Array(NamedTuple):
+    rows: list[Row]
+    refusals: list[tuple[Row, Refused]]
+
+
+def forbidden(rules: Sequence[Rule], row: Row) -> bool:
+    return any(rule.forbids(row) for rule in rules)
+
+
+def required(factors: Factors, groups: Iterable[tuple[str, ...]]) -> dict[Pairs, None]:
+    """Every combination of levels of every group of factors, in order."""
+    found: dict[Pairs, None] = {}
+    for group in groups:
+        for levels in itertools.product(*(factors[name] for name in group)):
+            found[tuple(zip(group, levels, strict=True))] = None
+    return found
+
+
+def groups_of(table: Table, strength: int) -> list[tuple[str, ...]]:
+    """The table's triples and all pairs, or all groups of `strength` factors."""
+    if strength == 2:
+        return [*table.triples, *itertools.combinations(table.factors, 2)]
+    return list(itertools.combinations(table.factors, strength))
+
+
+def completions(table: Table, rules: Sequence[Rule], row: Row, gain) -> Iterator[Row]:
+    """Whole rows that contain `row`, which is allowed, each factor's levels tried from the greatest
+    gain down.
+    """
+    absent = [rule for rule in rules if isinstance(rule, Absent)]
+    may_lack = {name for rule in absent for name in rule.factors}
+    # What decides whether others exist comes first.
+    deciding = {name for rule in absent for name in rule.when}
+    order = sorted((n for n in table.factors if n not in row), key=lambda n: n not in deciding)
+    # A level can only break the rules that know its factor.
+    about = {name: [rule for rule in rules if name in _names(rule)] for name in order}
+
+    def from_(row: Row, open_: list[str]) -> Iterator[Row]:
+        if not open_:
+            yield row
+            return
+        name, *others = open_
+        allowed = []
+        for number, level in enumerate([*table.factors[name], *[None] * (name in may_lack)]):
+            new = row | {name: level}
+            if forbidden(about[name], new) or (level is None and not _is_absent(absent, new, name)):
+                continue
+            rare = (name, level) in table.rare
+            allowed.append((rare, -gain(row, name, level), number, new))
+        for *_, new in sorted(allowed, key=lambda one: one[:3]):
+            yield from from_(new, others)
+
+    return from_(row, order)
+
+
+def _names(rule: Rule) -> set[str]:
+    """The factors that a rule looks at."""
+    return {*getattr(rule, "when", ()), *getattr(rule, "factors", ())}
+
+
+def _is_absent(absent: Sequence[Absent], row: Row, name: str) -> bool:
+    return any(
+        name in rule.factors and all(row.get(key) in levels for key, levels in rule.when.items())
+        for rule in absent
+    )
+
+
+def covering_array(table: Table, strength: int = 2) -> Array:
+    """Greedy and deterministic: of several rows, each around a tuple that is not yet covered, the
+    one that covers most is taken, until nothing is left.
+    """
+    groups = groups_of(table, strength)
+    missing = required(table.factors, groups)
+    refusals = _without_infeasible(table, missing)
+    of_factor = {name: [group for group in groups if name in group] for name in table.factors}
+
+    def gain(row, name, level):
+        new = row | {name: level}
+        return sum(
+            _levels(new, group) in missing
+            for group in of_factor[name]
+            if all(other in new for other in group)
+        )
+
+    def covered(row):
+        return {
+            levels
+            for one in table.together(row)
+            for group in groups
+            if (levels := _levels(one, group)) in missing
+        }
+
+    rows: list[Row] = []
+    while missing:
+        seeds = list(missing)
+        tried = seeds[:: -(-len(seeds) // _CANDIDATES)]
+        found = [next(completions(table, table.rules, dict(seed), gain)) for seed in tried]
+        row = max(found, key=lambda row: len(covered(row)))
+        rows.append(row)
+        for levels in covered(row):
+            del missing[levels]
+    return Array(rows, refusals)
+
+
+def _without_infeasible(table: Table, missing: dict[Pairs, None]) -> list[tuple[Row, Refused]]:
+    """Takes off what no row may have; rows for what is refused."""
+    refusals = []
+    for seed in list(missing):
+        if forbidden(table.rules, dict(seed)) or not _feasible(table, dict(seed)):
+            del missing[seed]
+            refusal = refused_row(table, dict(seed))
+            if refusal is not None:
+                refusals.append(refusal)
+    return refusals
+
+
+def _feasible(table: Table, seed: Row) -> bool:
+    return _first(completions(table, table.rules, seed, lambda *_: 0)) is not None
+
+
+def _levels(row: Row, group: tuple[str, ...]) -> Pairs:
+    return tuple((name, row[name]) for name in group)
+
+
+def tuples_of(row: Row, groups: Iterable[tuple[str, ...]]) -> Iterator[Pairs]:
+    for group in groups:
+        yield _levels(row, group)
+
+
+def refused_row(table: Table, seed: Row) -> tuple[Row, Refused] | None:
+    """A row with these levels that one refusal alone forbids, if a refusal is the reason."""
+    for rule in table.rules:
+        if not isinstance(rule, Refused):
+            continue
+        others = [other for other in table.rules if other is not rule]
+        free = {name: levels for name, levels in rule.when.items() if name not in seed}
+        if not all(seed[name] in levels for name, levels in rule.when.items() if name in seed):
+            continue
+        for levels in itertools.product(*free.values()):
+            start = seed | dict(zip(free, levels, strict=True))
+            if forbidden(others, start):
+                continue
+            row = _first(completions(table, others, start, lambda *_: 0))
+            if row is not None:
+                return row, rule
+    return None
+
+
+def _first(found: Iterator[Row]) -> Row | None:
+    return next(found, None)
