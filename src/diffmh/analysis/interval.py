@@ -21,7 +21,7 @@ class Interval(NamedTuple):
     low_open: bool = False
     high_open: bool = False
 
-    def contains(self, value: float) -> bool:
+    def contains(self, value: float | int) -> bool:
         above = self.low < value or (self.low == value and not self.low_open)
         below = self.high > value or (self.high == value and not self.high_open)
         return above and below
