@@ -285,7 +285,7 @@ class Expectation(Differentiable):
                 held = tuple(leaf for leaf in leaves if not eqx.is_array(leaf))
                 self._admitted[signature] = (admitted, held)
         if not admitted.admission.closes_over_tracers:
-            admission.check_start(self.simulation, theta, key, args)
+            admitted.check_start(theta, key, args)
         return admitted, theta, key, args
 
 

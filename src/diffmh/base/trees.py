@@ -56,9 +56,9 @@ def strong(tree: PyTree) -> PyTree:
     """
 
     def one(leaf):
-        if isinstance(leaf, jax.Array) and not leaf.weak_type:
-            return leaf
-        return jnp.asarray(leaf, dtype=jnp.asarray(leaf).dtype)
+        if not isinstance(leaf, jax.Array):
+            leaf = jnp.asarray(leaf)
+        return jnp.asarray(leaf, dtype=leaf.dtype) if leaf.weak_type else leaf
 
     return jax.tree.map(one, tree)
 

@@ -273,7 +273,8 @@ def theta(tree: Any) -> Any:
                 f"{where} is {leaf!r}, not an array: keep only arrays in theta"
                 " (`equinox.partition(model, equinox.is_array)`) and close over the rest."
             )
-        real_dtype(array_of(leaf, where).dtype, where)
+        array = leaf if isinstance(leaf, jax.Array) else array_of(leaf, where)
+        real_dtype(array.dtype, where)
         # Under `jit` the value is not known; the chain's result is NaN then.
         if concrete(leaf) and not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"{where} is not finite, got {leaf}: the density is undefined there.")

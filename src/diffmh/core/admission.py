@@ -129,8 +129,11 @@ def check_densities(
     return x, _jumps(simulation, theta, x, args)
 
 
-@eqx.filter_jit
-def _start(simulation: Simulation, theta, key, args):
+def start_values(simulation: Simulation, theta, key, args):
+    """The conditions of the kernel's parameters, the starts of all chains, and the log densities
+    and f there, chains last.
+    """
+
     def one(x):
         places = (x, x) if simulation.lag else (x,)
         updates = simulation.kernel.updates()
@@ -140,6 +143,9 @@ def _start(simulation: Simulation, theta, key, args):
     starts = Plan.of(simulation, theta, key, args).starts(key)
     conditions = simulation.kernel.conditions(theta, *args)
     return conditions, starts, *jax.vmap(one, in_axes=-1, out_axes=-1)(starts)
+
+
+_start = eqx.filter_jit(start_values)
 
 
 def check_start(

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..base import validate
 from ..runs.checkpoint import fingerprint
 from ..runs.rounds import Course, Round, round_key
-from .admission import Admission
+from .admission import Admission, check_start, start_values
 from .autodiff import differentiable, differentiable_both_ways
 from .estimator import ValueOnly
 from .execute import advance, at_home, loop_of, run
@@ -30,14 +31,50 @@ class Compiled:
 
     def __init__(self, admission: Admission):
         self.admission = admission
-        self._programs: dict[bool, Callable[..., PyTree]] = {}
+        self._programs: dict[bool | str, Callable[..., PyTree]] = {}
+        self._plan = eqx.partition(admission.plan, eqx.is_array)
+        self._start_was_checked = False
+
+    def check_start(self, theta, key, args) -> None:
+        """Refuse what `admission.check_start` refuses. A fixed start that it has passed once is
+        asked for one number from then on: the state is the same, only θ and the data may differ.
+        """
+        simulation = self.admission.plan.simulation
+        known = validate.concrete(theta, key, args)
+        if known and self._start_was_checked and self._start_is_sound(theta, key, args):
+            return
+        check_start(simulation, theta, key, args)
+        self._start_was_checked = known and not callable(simulation.init)
+
+    def _start_is_sound(self, theta, key, args) -> bool:
+        arrays, static = self._partition(args)
+
+        def program(theta, key, arrays):
+            plan, args = eqx.combine(arrays, static)
+            conditions, _, densities, value = start_values(plan.simulation, theta, key, args)
+            holds = [jnp.all(condition.holds) for condition in conditions]
+            finite = [jnp.all(jnp.isfinite(densities)), ~jnp.any(jnp.isnan(value))]
+            return jnp.all(jnp.stack([*holds, *finite]))
+
+        compiled = self._programs.setdefault("start", jax.jit(program))
+        found = compiled(theta, key, arrays)
+        # Within an outer `jit` even constants are traced.
+        return validate.concrete(found) and bool(found)
+
+    def _partition(self, args) -> tuple[PyTree, PyTree]:
+        """The arrays of plan and data, and the rest, which is the same for every call."""
+        arrays, static = self._plan
+        if not args:
+            return (arrays, ()), (static, ())
+        data, objects = eqx.partition(args, eqx.is_array)
+        return (arrays, data), (static, objects)
 
     def evaluate(self, theta, key, args, averaged: bool) -> PyTree:
         """f's value of each chain, chains leading, or averaged over them; JAX differentiates it
         with respect to θ.
         """
         admission = self.admission
-        arrays, static = eqx.partition((admission.plan, args), eqx.is_array)
+        arrays, static = self._partition(args)
 
         def program(theta, key, arrays):
             plan, args = eqx.combine(arrays, static)
