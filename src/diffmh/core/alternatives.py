@@ -69,7 +69,7 @@ class Alternatives(eqx.Module):
 
 
 class Events(eqx.Module):
-    """What happened at a step: in which slots an alternative met the primal or a new one was born,
+    """The events of a step: in which slots an alternative met the primal or a new one was born,
     how much weight the candidates had, and which of them was picked.
     """
 

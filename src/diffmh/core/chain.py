@@ -169,7 +169,7 @@ class Stepper(eqx.Module):
         return Observation(parameters, plan.simulation.kernel, state, past, plan.observable, value)
 
     def observe(self, parameters: Parameters, chain: Chain, at: Observation) -> Observed:
-        """What one chain adds to the averages where it is now."""
+        """The contribution of one chain to the averages where it is now."""
         plain = parameters.value_only()
 
         def f(x, past):
@@ -206,7 +206,7 @@ class Stepper(eqx.Module):
 
 
 def _few_numbers(memory: PyTree) -> bool:
-    """Whether an estimator's memory is small, or has no more than one alternative: pruning decides
+    """True if an estimator's memory is small, or has no more than one alternative: pruning decides
     for each of its numbers.
     """
     weight = getattr(memory, "weight", None)
@@ -216,7 +216,7 @@ def _few_numbers(memory: PyTree) -> bool:
 
 
 def _primal(step: Step) -> PyTree:
-    """What decides the primal's path: everything but tangents."""
+    """The part that decides the primal's path: everything but tangents."""
     plain = lambda state: None if state is None else State(state.x, state.cache)
     parts = (plain(step.before), plain(step.after), step.decisions, plain(step.proposed))
     return without_tangents(parts)

@@ -38,7 +38,7 @@ class Decision(eqx.Module):
     @property
     @abstractmethod
     def outcome(self) -> Array:
-        """What was drawn."""
+        """The outcome that was drawn."""
 
     @abstractmethod
     def flip_weight(self, weights: Weights) -> Float[Array, "P *C"]:
@@ -143,7 +143,7 @@ class Acceptance(Decision):
 
     @property
     def probability(self) -> Float[Array, "*D"]:
-        """Of an accept."""
+        """The probability of an accept."""
         return accept_probability(self.log_ratio.primal)
 
     def flip_weight(self, weights):
@@ -251,7 +251,7 @@ class Bernoulli(Decision):
 
     @property
     def probability(self) -> Float[Array, "*D"]:
-        """Of true."""
+        """The probability of true."""
         return jax.nn.sigmoid(self.log_odds.primal)
 
     @property
@@ -365,7 +365,7 @@ class Categorical(Decision):
         return jnp.where(_one(draw, self.drawn.shape), value.astype(self.drawn.dtype), self.drawn)
 
     def mean(self, values: Float[Array, "n *F"]) -> Float[Array, "*F"]:
-        """Of one draw, `Σ_j p_j values_j` over the values that are possible."""
+        """The mean of one draw, `Σ_j p_j values_j` over the values that are possible."""
         p = self.probabilities.reshape(-1, *(1,) * (values.ndim - 1))
         return jnp.sum(of_possible(p, values), axis=0)
 

@@ -97,6 +97,6 @@ class Loop(eqx.Module):
         return jax.lax.fori_loop(first, last, lambda *given: self.block(*given), progress)
 
     def whole(self) -> Any:
-        """What is recorded of all blocks."""
+        """The record of all blocks."""
         progress = self.blocks(0, self.plan.num_blocks, self.start())
         return self.recorder.result(self, progress)

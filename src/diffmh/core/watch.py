@@ -23,7 +23,7 @@ _BATCHES = 16
 
 
 def _has_slots(memory: PyTree) -> bool:
-    """Whether an estimator's memory has alternatives: their weights, and which of them live."""
+    """True if an estimator's memory has alternatives: their weights, and which of them live."""
     return hasattr(memory, "weight") and hasattr(memory, "alive")
 
 
@@ -154,7 +154,7 @@ class Batches(eqx.Module):
 
 
 class Watch(eqx.Module):
-    """What is counted in each chain, and sums of what it observes (f, and what the estimator
+    """The counts of each chain, and sums of what it observes (f, and what the estimator
     averages) over successive stretches of it and over the two halves of a window. Stretches and
     halves lead, chains are last.
     """

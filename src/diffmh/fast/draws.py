@@ -37,12 +37,16 @@ def in_groups(program: Program) -> list[list[Equation]]:
         return [[equation] for equation in program.equations]
     gathered = {equation for group in groups for equation in group}
     single = [[equation] for equation in program.equations if equation not in gathered]
-    drawn = lambda group: _kind(group[0]) is not None
-    return sorted([*single, *groups], key=lambda group: (rounds[group[0]], drawn(group)))
+
+    def order(group: list[Equation]) -> tuple[int, bool]:
+        # Draws come last in their round: whatever their keys are made of is in it, or earlier.
+        return rounds[group[0]], _kind(group[0]) is not None
+
+    return sorted([*single, *groups], key=order)
 
 
 def _kind(equation: Equation) -> Hashable | None:
-    """What makes two draws alike; `None` for what is no draw, or not one by itself."""
+    """A key that is equal for draws that are alike; `None` for what is not a draw by itself."""
     if not equation.primitive.startswith("random_"):
         return None
     key, *others = equation.inputs

@@ -107,12 +107,18 @@ def with_fixed_rounding(
 
     def call(*arguments):
         leaves, structure = jax.tree.flatten(arguments)
-        flat = lambda *leaves: function(*structure.unflatten(leaves))
+
+        def flat(*leaves):
+            return function(*structure.unflatten(leaves))
+
         program, form = compat.program(flat, *leaves, differentiated=False)
         count = jax.tree.structure(form[0]).num_leaves
         deciding = _needed(program, program.outputs[:count])
         values = dict(zip(program.inputs, leaves, strict=True))
-        read = lambda atom: atom.value if isinstance(atom, Constant) else values[atom]
+
+        def read(atom):
+            return atom.value if isinstance(atom, Constant) else values[atom]
+
         for equation in program.equations:
             results = equation.bind(*map(read, equation.inputs))
             if equation.primitive in _PRODUCTS and not deciding.isdisjoint(equation.outputs):

@@ -91,7 +91,7 @@ def fold_in(key: Words, data: UInt32[Array, "..."], once: bool = False) -> Words
 
 
 def is_threefry(array: Any) -> bool:
-    """Whether an array holds keys that draw as we do: JAX's default."""
+    """True if an array holds keys that draw as we do: JAX's default."""
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return False
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore

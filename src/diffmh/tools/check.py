@@ -206,7 +206,10 @@ def _slopes(kernel, theta, args, states, directions, widths):
     flat, unravel = ravel_pytree(theta)
 
     def one(x, direction, size):
-        density = lambda flat: kernel.density(unravel(flat), x, *args)
+
+        def density(flat):
+            return kernel.density(unravel(flat), x, *args)
+
         _, slope = jax.jvp(density, (flat,), (direction,))
 
         def difference(width):
@@ -306,7 +309,10 @@ def _log_prob(proposal, key, pairs, name) -> Trial:
     for number, key_pair in enumerate(jax.random.split(key, _PAIRS)):
         x, y = (trees.take(states, number) for states in pairs)
         keys = jax.random.split(key_pair)
-        log_q = lambda start, new: np.asarray(_log_densities(proposal, start, new), float)
+
+        def log_q(start, new):
+            return np.asarray(_log_densities(proposal, start, new), float)
+
         draws = [
             _sampled(proposal, k, state, _num_draws(x))
             for k, state in zip(keys, (x, y), strict=True)
