@@ -28,6 +28,8 @@ def in_groups(program: Program) -> list[list[Equation]]:
     for equation in program.equations:
         number = max((after.get(atom, 0) for atom in equation.inputs), default=0)
         kind = _kind(equation)
+        # Every operand of an equation in round n is made in a round ≤ n, and by a draw only in a
+        # round < n. So sorting by rounds, draws last, keeps every value ahead of its uses.
         rounds[equation] = number
         after.update(dict.fromkeys(equation.outputs, number + (kind is not None)))
         if kind is not None:

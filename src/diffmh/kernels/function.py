@@ -79,6 +79,8 @@ class FunctionUpdate(Update):
             return tuple(draw.deciding)
 
         outcome = jax.ShapeDtypeStruct((), bool)
+        # A decision whose ratio depends neither on θ nor on the state has no derivative, and no
+        # flips.
         by_outcome, by_state, _ = analysis.dependence(record, outcome, (theta, x), arrays)
         slots = tuple(draws[-1].slots)
 
@@ -161,6 +163,8 @@ class FunctionUpdate(Update):
         decided = [number for number, entry in enumerate(entries) if entry.decides]
         for number, made in zip(decided, step.decisions, strict=True):
             outcomes[number] = made.outcome
+        # Entries before the flipped one are settled by the primal's run. Those after it are played
+        # on with the same randomness, unless nothing that decides them depends on an outcome.
         flipped = decided[decision]
         outcomes[flipped] = step.decisions[decision].flipped_outcome(candidate)
 

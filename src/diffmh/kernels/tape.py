@@ -162,6 +162,8 @@ class Recording(Draw):
             return jax.random.uniform(key, (num_steps, *shape))
 
         self._add(Slot(kind, shape, draw), ratio)
+        # One traced number for the outcomes of all decisions: what depends on it depends on some
+        # earlier outcome, which is all that is asked.
         outcome = self._outcome.astype(int) if is_choice else self._outcome
         return jnp.broadcast_to(outcome, shape)
 
@@ -174,6 +176,8 @@ class Recording(Draw):
             return sample(key, (num_steps, *shape))
 
         self._add(Slot(kind, shape, draw), None)
+        # Noise does not depend on outcomes, and no value of it is looked at: zeros will do for a
+        # trace.
         return jnp.zeros(shape)
 
     def _propose(self, proposal, x, coupling):
@@ -274,6 +278,8 @@ class Playing(Draw):
             return proposals.move(proposal, x, noise)
         if self._coupling_noise is None:
             moved = proposals.move(proposal, x, noise)
+            # From where the primal was the same noise leads where the primal went, bit for bit,
+            # whatever a compiler rounds in this copy.
             return trees.select(trees.equal(primal.x, x), primal.x_new, moved)
         own = self._coupling_noise[here]
         return couplings.couple(coupling, proposal, primal.x, primal.x_new, x, noise, own)

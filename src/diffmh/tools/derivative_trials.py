@@ -64,11 +64,16 @@ def try_derivative(setting: Setting, updates: list[Update], key: Array) -> Trial
     p_values: list[float] = []
     for direction in jnp.asarray(trials.directions(flat.size, 3), flat.dtype):
         width = _width(setting, updates, direction)
+        # One key for all: with common random numbers most of the noise cancels in the differences.
         ends = [_value(*given, step * width * direction) for step in (1, -1, 2, -2)]
         ahead, behind, far_ahead, far_behind = (np.asarray(end, float) for end in ends)
+        # f'(0) w + O(w⁵): the error of fourth order is far below the noise for log ratios that
+        # change by `_CHANGE`.
         difference = (8 * (ahead - behind) - (far_ahead - far_behind)) / 12
         if np.all(np.isfinite(difference)):
             terms = width * np.asarray(_slope(*given, direction), float) - difference
+            # What is only rounding must not count as evidence: chains whose decisions did not
+            # change differ by the last digits alone.
             terms[np.abs(terms) < _ROUNDING] = 0.0
             p_values += [trials.mean_zero(column) for column in terms.T]
     meaning = (
@@ -150,6 +155,7 @@ def try_odds(setting: Setting, update: Update, key: Array) -> Verdict:
         return Verdict(promise, True, "not tried: nothing to compare with")
     claimed, own, counts = (np.asarray(each, float) for each in found)
     counts = (counts > 0) & np.isfinite(own)
+    # Slopes that nearly cancel are compared with the largest, not with themselves.
     scale = np.max(np.abs(own), initial=0.0, where=counts)
     wrong = counts & ~(np.abs(claimed - own) <= 0.01 * np.abs(own) + 1e-3 * scale)
     if not wrong.any():

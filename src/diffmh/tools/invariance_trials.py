@@ -40,6 +40,8 @@ def _finite_invariance(setting: Setting, key: Array, step, log_density) -> list[
     key_close, key_step, key_draw = jax.random.split(key, 3)
     rows, count = np.unique(trials.flat(setting.states), axis=0), setting.num_draws
     # What the update reaches from the states that were visited, until there is nothing new.
+    # The set of states must be closed under the update, or mass would leak out of the enumeration
+    # and a right update be called wrong.
     for key_round in jax.random.split(key_close, 4):
         if len(rows) > _MOST_STATES:
             return []
@@ -59,6 +61,8 @@ def _finite_invariance(setting: Setting, key: Array, step, log_density) -> list[
     if len(everywhere) > len(rows):
         return []
     which = which.ravel()[len(rows) :]
+    # Inflow less outflow of each state has mean 0 iff the distribution is invariant; paired step by
+    # step, which has less variance than two histograms.
     into = [(which == state) * 1.0 - (drawn == state) for state in range(len(rows))]
     seen = np.asarray(Features.of(setting.states)(jnp.asarray(rows)), float)
     terms = [*into, *(seen[which] - seen[drawn]).T]
@@ -78,6 +82,7 @@ def _float_invariance(setting: Setting, key: Array, step, log_density) -> list[f
     reference = trials.Reference(trials.flat(setting.states))
     if not reference.usable or len(reference.middle) > _MOST_DIMENSIONS:
         return []
+    # Tails heavier than the target's keep the importance weights bounded where it matters.
     reference.spread *= 1.5
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draw)))
     states = setting.from_rows(reference.sample(rng, setting.num_draws))

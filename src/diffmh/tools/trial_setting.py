@@ -86,6 +86,7 @@ class Features(eqx.Module):
     def of(states: PyTree) -> Features:
         """In units of these states."""
         rows = trials.flat(states)
+        # In units of the states' own spread: tanh and cosines of order 1 see the bulk.
         spread = np.std(rows, axis=0)
         return Features(
             jnp.asarray(np.mean(rows, axis=0)), jnp.asarray(np.where(spread > 0, spread, 1.0))
@@ -94,6 +95,7 @@ class Features(eqx.Module):
     def __call__(self, rows: Array) -> Array:
         size = self.centre.size
         rng = np.random.default_rng(0)
+        # Always the same directions: a trial must not depend on anything but its key.
         directions = rng.normal(size=(size, 4)) / np.sqrt(min(size, 4))
         scaled = (rows - self.centre) / self.spread
         waves = jnp.cos(scaled @ directions + rng.uniform(0, 2 * np.pi, size=4))

@@ -86,6 +86,7 @@ def try_update(setting: Setting, update: Update, key: Array) -> list[Verdict | T
         return _stepped(update, setting.kernel, setting.theta, setting.args, key, xs, ys)
 
     pairs = np.asarray(jax.random.randint(key_pairs, (4, 2), 0, num_states))
+    # Few pairs of states with many draws each: the law of a coupled step is a function of the pair.
     which = np.repeat(pairs, -(-count // 4), axis=0)[:count]
     xs, ys = (trees.take(states, which[:, side]) for side in range(2))
     beside = step(key_steps, xs, ys)
