@@ -81,6 +81,7 @@ def _fixed(program: Program, num_results: int, num_fixed: int) -> Program:
     """The program of the first outputs, given those after them."""
     results, fixed = program.outputs[:num_results], program.outputs[num_results:]
     assert len(fixed) == num_fixed
+    # What is given becomes an input: jumps on the way to it belong to whoever fixed it.
     given = {atom for atom in fixed if isinstance(atom, Variable)} - set(program.inputs)
     equations = tuple(one for one in program.equations if not given.issuperset(one.outputs))
     return Program((*program.inputs, *given), equations, results)
@@ -178,6 +179,8 @@ class _Walk:
         incoming = self._incoming(equation)
         new = self._new(equation)
         for output in equation.outputs:
+            # An integer of a moved value jumps for sure; a float may still be continuous by the
+            # proof below.
             certain = not is_inexact(output) or equation.primitive in ("floor", "ceil", "round")
             born = {equation: certain} if output in new else {}
             if equation.primitive in ("lt", "le", "gt", "ge", "eq", "ne", "is_finite", "sign"):

@@ -108,6 +108,8 @@ class Facts:
         equation = self.defined_by.get(atom)
         if equation is None or equation.control is not None or "custom" in equation.primitive:
             return ("itself", id(atom))
+        # Hash-consing: the same primitive with the same parameters of the same numbers is the same
+        # value. A source of randomness takes its key as an operand, so two draws differ.
         operands = tuple(map(self.number, equation.inputs))
         output = equation.outputs.index(atom)
         return (equation.primitive, compat.parameters_of(equation), operands, output)
@@ -146,6 +148,7 @@ class Facts:
             return True  # Random bits.
         elif equation.primitive not in ANALYTIC or not self._has_one_branch(equation):
             return False
+        # A random integer is no analytic function of anything; one that is fixed is a constant.
         return all(is_inexact(a) or a not in self.random for a in inputs) and all(
             map(self.is_analytic, inputs)
         )

@@ -62,6 +62,7 @@ def program(
     to be differentiated. What prints, raises or otherwise `acts` is in a program to be run, and
     in others if asked for.
     """
+    # One trace for the program and for its result's form: the user's function runs once.
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return _program(closed, (_ACTING if acts else _CALLS) if differentiated else _RUN), shape
 
@@ -120,6 +121,7 @@ def _inline(
                     (dataclasses.replace(one, vouched=True), acts)
                     for one, acts in equations[begin:]
                 ]
+        # The identity of its first operands, for everybody but `jax.vmap`.
         elif name == BATCH_FIRST:
             outputs = inputs[: len(equation.outvars)]
         elif _is_defined_by_others(equation):
@@ -173,6 +175,7 @@ def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:
     ]
     if name == VOUCHED:
         return True
+    # A name proves nothing: the jaxpr must be that of the function itself, for these operands.
     functions = known.references(name, constants)
     if not functions:
         return False

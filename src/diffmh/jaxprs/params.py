@@ -32,6 +32,7 @@ def operation(equation: Equation) -> operations.Operation | None:
             return operations.Reshape(params["new_sizes"])
         case "slice":
             starts, strides = params["start_indices"], params["strides"]
+            # JAX leaves strides of 1 out, or spells them out.
             strides = (1,) * len(starts) if strides is None else strides
             return operations.Slice(starts, params["limit_indices"], strides)
         case "pad":

@@ -28,6 +28,7 @@ def new_primitive(
     parameters that say so. `jvp(primals, tangents, **params)` is JAX's own rule, or refuses.
     """
     primitive = Primitive(name)
+    # One convention for all of ours: operands and results are flat lists.
     primitive.multiple_results = True
     IMPLEMENTATIONS[name] = implementation
     primitive.def_impl(
