@@ -20,7 +20,10 @@ import diffmh
 from diffmh.core.estimator import ValueOnly
 from diffmh.core.simulation import Simulation, nothing
 from diffmh.estimators import StochasticDerivative
-from diffmh.tools import trials, update_trials
+from diffmh.tools import trials
+from diffmh.tools.derivative_trials import try_derivative
+from diffmh.tools.trial_setting import Setting, visited
+from diffmh.tools.update_trials import try_update
 
 DRAWS, FALSE_ALARM, NUM_TESTS = 20_000, 5e-4, 120
 
@@ -139,11 +142,11 @@ def update_found(rng, derivative: bool = False, **mistake) -> bool:
     simulation = Simulation(ring, jnp.array(0), nothing, StochasticDerivative(), 1, 0, 1)
     key_visit, key_try = jax.random.split(key)
     keys = jax.random.split(key_visit, 32)
-    paths = update_trials._visited(simulation.by(ValueOnly()), THETA, keys, ())
-    setting = update_trials.Setting(simulation, THETA, (), paths)
+    paths = visited(simulation.by(ValueOnly()), THETA, keys, ())
+    setting = Setting(simulation, THETA, (), paths)
     if derivative:
-        return found(list(update_trials._derivative(setting, [ring], key_try).p_values))
-    tried = update_trials._try_update(setting, ring, key_try)
+        return found(list(try_derivative(setting, [ring], key_try).p_values))
+    tried = try_update(setting, ring, key_try)
     return found([p for trial in tried if isinstance(trial, trials.Trial) for p in trial.p_values])
 
 

@@ -13,6 +13,8 @@ from diffmh.core.estimator import ValueOnly
 from diffmh.core.simulation import Simulation, nothing
 from diffmh.estimators import StochasticDerivative
 from diffmh.tools import trials, update_trials
+from diffmh.tools.invariance_trials import moves_floats
+from diffmh.tools.trial_setting import Setting, visited
 
 KEY = jax.random.key(0)
 
@@ -105,9 +107,9 @@ def tried(kernel, theta, init):
     simulation = Simulation(kernel, init, nothing, StochasticDerivative(), 1, 0, 1)
     key_visit, key_try = jax.random.split(KEY)
     keys = jax.random.split(key_visit, 32)
-    paths = update_trials._visited(simulation.by(ValueOnly()), theta, keys, ())
-    setting = update_trials.Setting(simulation, theta, (), paths)
-    found = update_trials._try_update(setting, kernel, key_try)
+    paths = visited(simulation.by(ValueOnly()), theta, keys, ())
+    setting = Setting(simulation, theta, (), paths)
+    found = update_trials.try_update(setting, kernel, key_try)
     num_tests = sum(len(each.p_values) for each in found if isinstance(each, trials.Trial))
     judged = [each.judged(num_tests) if isinstance(each, trials.Trial) else each for each in found]
     return [finding.promise for finding in judged if not finding.kept], judged
@@ -141,8 +143,8 @@ def test_floats_of_a_few_values_are_not_a_density_on_the_line():
     rng = np.random.default_rng(0)
     before = rng.normal(size=(500, 2))
     drawn = np.stack([before[:, 0], rng.integers(0, 2, 500)], axis=1)
-    assert update_trials._moves_floats(before, before + rng.normal(size=(500, 2)))
-    assert not update_trials._moves_floats(before, drawn)
+    assert moves_floats(before, before + rng.normal(size=(500, 2)))
+    assert not moves_floats(before, drawn)
 
 
 def test_a_derivative_that_is_off_by_a_tenth():

@@ -66,6 +66,8 @@ class Composition(Differentiable):
         def flat(theta, means):
             return jax.vmap(flatten, out_axes=-1)(pseudo_values(self.phi, theta, means))
 
+        # Both are the chain rule ∂φ/∂θ + Σ ∂φ/∂m · dm/dθ; what differs is which factor is
+        # multiplied first.
         many = ravel_pytree(theta)[0].size > _MANY_PARAMETERS
         value, jacobian = (_backward if many else _forward)(flat, theta, means, runs)
 
@@ -117,6 +119,8 @@ def _backward(flat: Callable[..., Array], theta: PyTree, means: tuple, runs: lis
         d_theta, d_means = pullback(cotangent)
         total = ravel_pytree(d_theta)[0]
         for run, d_mean in zip(runs, d_means, strict=True):
+            # φ_c depends on the chains' means of all chains, so its derivative is a sum over both F
+            # and C.
             own = jax.vmap(flatten, out_axes=-1)(d_mean)
             total = total + jnp.tensordot(run.jacobian, own, axes=2)
         return total

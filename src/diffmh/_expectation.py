@@ -101,7 +101,7 @@ class Differentiable(ABC):
     def compare(
         self, theta: PyTree, key: Checked[Key[Array, ""]] | None = None, *args: Any
     ) -> Comparison:
-        """What `diffmh.compare` returns."""
+        """The comparison that `diffmh.compare` returns."""
         theta = trees.strong(validate.theta(theta))
         if self.num_chains < 2:
             raise ValueError("`compare` needs `num_chains` of at least 2, got 1.")
@@ -355,7 +355,7 @@ def expectation(
 
 
 def _form(leaf: Any) -> Any:
-    """What is known of an argument before its value is: the form of an array, or the object."""
+    """The form of an array, or the object itself: all that is known of it before its value."""
     if eqx.is_array(leaf):
         return leaf.shape, leaf.dtype
     # Objects by identity: two that look alike need not compute alike.

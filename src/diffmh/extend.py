@@ -21,8 +21,8 @@ from .core.recorder import Recorder as Recorder
 from .core.values import Value as Value
 from .couplings import Coupling as Coupling
 from .couplings import NoiseCoupling as NoiseCoupling
-from .kernels.function import Draw as Draw
 from .kernels.function import update as update
+from .kernels.tape import Draw as Draw
 from .proposals import FiniteProposal as FiniteProposal
 from .proposals import NoiseProposal as NoiseProposal
 from .proposals import Proposal as Proposal

@@ -201,3 +201,35 @@ JUMPS = {
 def test_what_only_looks_equal(name):
     n = jnp.int32(5)
     assert moving_jumps(lambda t, x: JUMPS[name](t, x, n), 0.7, 0.1)
+
+
+def _part_of_a_surface(function):
+    """`where(place > 0, ...)` whose place has two factors: it steps where either of them is 0."""
+    return moving_jumps(lambda t, x: function(x[0] - t, x[1], x[2]), 0.3, jnp.zeros(3))
+
+
+FACTORS = {
+    "a factor that the value does not have": lambda u, a, b: jnp.where(u * (a + 1) > 0, a + 1, 0.0),
+    "a factor that is 0 on an interval": lambda u, a, b: jnp.where(
+        jnp.maximum(u, 0.0) * (a + 1) > 0, a + 1, 0.0
+    ),
+    "three factors": lambda u, a, b: jnp.where(u * (u + b) * (a + 1) > 0, (a + 1) * (u + b), 0.0),
+    "one variable in two factors": lambda u, a, b: jnp.where(b * (b - u) > 0, b - u, 0.0),
+    "one variable in two factors, and no other": lambda u, a, b: jnp.where(u * (u + 1) > 0, u, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_surface_has_as_many_parts_as_factors(name):
+    assert _part_of_a_surface(FACTORS[name])
+
+
+def test_continuous_on_every_part_of_a_surface():
+    def positive_part(place):
+        return jnp.where(place > 0, place, 0.0)
+
+    assert not _part_of_a_surface(lambda u, a, b: positive_part(u * (a + 1)))
+    assert not _part_of_a_surface(lambda u, a, b: positive_part(u * (u + b)))
+    assert not _part_of_a_surface(lambda u, a, b: positive_part(jnp.maximum(u, 0.0) * (a + 1)))
+    assert not _part_of_a_surface(lambda u, a, b: positive_part(a * u + b))
+    assert not _part_of_a_surface(lambda u, a, b: positive_part(jnp.exp(a) * u + jnp.exp(a) * b))

@@ -15,8 +15,8 @@ from .terms import (
     ONE,
     ZERO,
     Atom,
-    Condition,
     Monomial,
+    Proposition,
     Singular,
     Term,
     TooLarge,
@@ -95,8 +95,10 @@ class Algebra:
         kept = [
             ((monomial, value), size)
             for monomial, (value, size) in sums.items()
+            # Written so that NaN is kept: a coefficient that is not a number must not vanish.
             if not abs(value) <= _ROUNDING * size
         ]
+        # One order for each polynomial: equal terms are equal tuples.
         kept.sort(key=lambda item: tuple((atom.rank, power) for atom, power in item[0][0]))
         return Term(tuple(one for one, _ in kept), tuple(size for _, size in kept))
 
@@ -109,6 +111,7 @@ class Algebra:
             powers[atom] = powers.get(atom, 0) + power
         factor: Term | None = None
         for atom in [a for a in powers if a.kind in ("sqrt", "abs") and abs(powers[a]) > 1]:
+            # √u is a number only where u ≥ 0, and there √u √u = u; |u| |u| = u² everywhere.
             half, rest = divmod(abs(powers[atom]), 2)
             (inside,) = atom.arguments
             assert isinstance(inside, Term)
@@ -132,13 +135,15 @@ class Algebra:
         return result
 
     def reciprocal(self, term: Term) -> Term:
-        """Of 0 it is an unknown of its own, whatever it is multiplied by (see `singular`)."""
+        """`1 / t`; of 0 an unknown of its own, whatever it is multiplied by (see `singular`)."""
         if len(term.monomials) == 1:
             ((monomial, coefficient),) = term.monomials
             inverse = tuple((atom, -power) for atom, power in monomial)
             return Term(((inverse, 1 / coefficient),), (abs(1 / coefficient),))
+        # 1/0: whoever asked gives the proof up.
         if not term.monomials:
             raise Singular
+        # With the first coefficient 1, so that 1/(2u) and 1/u have one atom between them.
         scale = term.monomials[0][1]
         return self.scale(1 / scale, self.of(self.atom("inverse", self.scale(1 / scale, term))))
 
@@ -146,13 +151,15 @@ class Algebra:
         return self.multiply(a, self.reciprocal(b))
 
     def equal(self, a: Term, b: Term, precision: float) -> bool:
-        """Whether two terms are proved equal, up to rounding; equal infinities are."""
+        """True if two terms are proved equal, up to rounding; equal infinities are."""
         if a.infinity and a.infinity == b.infinity:
             return True
         return self.difference(a, b).is_zero(precision)
 
     def difference(self, a: Term, b: Term) -> Term:
         """`a − b`, times what it divides by."""
+        # a = b iff (a − b) · d = 0, for a denominator d that is not 0; where it is 0 the program
+        # divides by 0, which is a step of its own (`steps`).
         rest = self.subtract(a, b)
         for _ in range(4):
             inverse = next((atom for atom in rest.atoms() if atom.kind == "inverse"), None)
@@ -207,19 +214,19 @@ class Algebra:
             factors = [atom for atom in term.atoms() if atom.kind == "factor"]
         return term
 
-    def compare(self, kind: str, term: Term) -> Condition:
+    def compare(self, kind: str, term: Term) -> Proposition:
         """A comparison of a term with 0, scaled such that its first coefficient is 1."""
         value = term.number
         if value is not None:
             return known(COMPARED[kind](value))
         first = term.monomials[0][1]
         kind = kind if first > 0 else MIRRORED[kind]
-        return Condition(kind, (self.scale(1 / first, term),))
+        return Proposition(kind, (self.scale(1 / first, term),))
 
-    def logic(self, kind: str, *parts: Condition) -> Condition:
+    def logic(self, kind: str, *parts: Proposition) -> Proposition:
         values = [part.parts[0] if part.kind == "known" else None for part in parts]
         if kind == "not":
-            return known(not values[0]) if values[0] is not None else Condition("not", parts)
+            return known(not values[0]) if values[0] is not None else Proposition("not", parts)
         if kind in ("and", "or"):
             ends = kind == "or"
             if ends in values:
@@ -227,20 +234,21 @@ class Algebra:
             left = [part for part, value in zip(parts, values, strict=True) if value is None]
             if len(left) < 2:
                 return left[0] if left else known(not ends)
-            return left[0] if left[0] == left[1] else Condition(kind, tuple(left))
+            return left[0] if left[0] == left[1] else Proposition(kind, tuple(left))
         if None not in values:
             return known(values[0] != values[1])
         if True in values or False in values:
             other = parts[1] if values[0] is not None else parts[0]
             return self.logic("not", other) if True in values else other
-        return Condition("xor", parts)
+        return Proposition("xor", parts)
 
     def infinite(self, end: float) -> Term:
         return self.unknown(("infinite", end))
 
-    def choose(self, condition: Condition, if_true: Term, if_false: Term) -> Term:
+    def choose(self, condition: Proposition, if_true: Term, if_false: Term) -> Term:
         if condition.kind == "known":
             return if_true if condition.parts[0] else if_false
+        # No condition is left: it does not matter, so it cannot be a place where the value jumps.
         if if_true == if_false:
             return if_true
         return self.of(self.atom("if", condition, if_true, if_false))
@@ -251,7 +259,7 @@ class Algebra:
         self,
         term: Term,
         atoms: Callable[[Atom], Term | None],
-        decide: Callable[[Condition, Condition | None], Condition | None],
+        decide: Callable[[Proposition, Proposition | None], Proposition | None],
         memo: dict[Hashable, Any] | None = None,
     ) -> Term:
         """The term with atoms replaced by terms, inside of functions too, and with conditions
@@ -303,13 +311,13 @@ class Algebra:
         memo[atom] = result
         return result
 
-    def replace_in(self, condition: Condition, atoms, decide, memo) -> Condition:
+    def replace_in(self, condition: Proposition, atoms, decide, memo) -> Proposition:
         decided = decide(condition, None)
         if decided is not None or condition.kind in ("known", "unknown"):
             return decided or condition
         if condition.kind in COMPARED:
             term = self.replace(condition.parts[0], atoms, decide, memo)
-            replaced = Condition(condition.kind, (term,))
+            replaced = Proposition(condition.kind, (term,))
             return decide(condition, replaced) or self.compare(condition.kind, term)
         return self.logic(
             condition.kind,

@@ -8,7 +8,7 @@ interval may be open: `exp(x)` lies in (0, ∞).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,44 +17,9 @@ import numpy as np
 from ..jaxprs import compat
 from ..jaxprs.program import Atom, Constant, Equation, Program, Variable
 from .interval import ANY, INFINITY, NOT_NEGATIVE, POSITIVE, Interval
+from .interval_functions import DECIDED, DOMAINS, INCREASING, of_function
 from .places import Places
 
-# Increasing functions, with where they are defined.
-_INCREASING: dict[str, tuple[Callable[[Any], Any], tuple[float, float]]] = {
-    "asin": (np.arcsin, (-1.0, 1.0)),
-    "asinh": (np.arcsinh, (-INFINITY, INFINITY)),
-    "atan": (np.arctan, (-INFINITY, INFINITY)),
-    "atanh": (np.arctanh, (-1.0, 1.0)),
-    "cbrt": (np.cbrt, (-INFINITY, INFINITY)),
-    "erf": (np.vectorize(math.erf), (-INFINITY, INFINITY)),
-    "exp": (np.exp, (-INFINITY, INFINITY)),
-    "exp2": (np.exp2, (-INFINITY, INFINITY)),
-    "expm1": (np.expm1, (-INFINITY, INFINITY)),
-    "log": (np.log, (0.0, INFINITY)),
-    "log1p": (np.log1p, (-1.0, INFINITY)),
-    "log2": (np.log2, (0.0, INFINITY)),
-    "logistic": (lambda x: 1 / (1 + np.exp(-x)), (-INFINITY, INFINITY)),
-    "sinh": (np.sinh, (-INFINITY, INFINITY)),
-    "sqrt": (np.sqrt, (0.0, INFINITY)),
-    "tanh": (np.tanh, (-INFINITY, INFINITY)),
-}
-_WITHIN: dict[str, Interval] = {
-    "bessel_i0e": Interval(0.0, 1.0, True),
-    "cos": Interval(-1.0, 1.0),
-    "cosh": Interval(1.0, INFINITY, False, True),
-    "erfc": Interval(0.0, 2.0, True, True),
-    "igamma": Interval(0.0, 1.0),
-    "igammac": Interval(0.0, 1.0),
-    "random_gamma": POSITIVE,
-    "regularized_incomplete_beta": Interval(0.0, 1.0),
-    "sin": Interval(-1.0, 1.0),
-}
-# Where functions that are not defined everywhere are finite.
-_DOMAINS = {name: _INCREASING[name][1] for name in ("asin", "atanh", "log", "log1p", "log2")} | {
-    "sqrt": (0.0, INFINITY),
-    "erf_inv": (-1.0, 1.0),
-    "tan": (-math.pi / 2, math.pi / 2),
-}
 # The values of the first operand, in some arrangement or some of them.
 MOVES_VALUES = {
     *("broadcast_in_dim", "copy", "copy_p", "cummax", "cummin", "device_put", "dynamic_slice"),
@@ -122,6 +87,7 @@ class Bounds:
         if inner is not None:
             return self.of(inner)
         whole = not jnp.issubdtype(variable.dtype, jnp.floating)
+        # Integer arithmetic wraps: the sum of two positive integers may be negative.
         if whole and equation.primitive not in _OF_INTEGERS:
             return ANY
         return self._of_equation(equation, variable)
@@ -183,6 +149,7 @@ class Bounds:
     def _compared(self, equation: Equation) -> bool | None:
         left, right = equation.inputs
         name = equation.primitive
+        # One value, whatever its bounds are: it differs from itself only as NaN.
         if left is right:
             # Whether it is a number. It is, if it is finite.
             return name in ("eq", "le", "ge") if self._is_finite(left) else None
@@ -198,7 +165,7 @@ class Bounds:
         return None if truth is None else int(truth)
 
     def _is_finite(self, atom: Atom) -> bool:
-        """Whether it is finite for all finite inputs."""
+        """True if it is finite for all finite inputs."""
         if isinstance(atom, Constant):
             return not isinstance(atom.value, compat.Tracer) and bool(
                 np.all(np.isfinite(np.asarray(atom.value)))
@@ -206,15 +173,18 @@ class Bounds:
         return self.is_steady(atom, finite=True)
 
     def is_steady(self, atom: Atom, finite: bool = False) -> bool:
-        """Whether its being finite does not depend on where random values lie; with `finite`,
-        whether it is finite if all inputs of the program are.
+        """True if its being finite does not depend on where random values lie; with `finite`, if it
+        is finite if all inputs of the program are.
         """
         if isinstance(atom, Constant):
             return self._is_finite(atom) if finite else True
+        # At a given theta it is one number wherever the random values lie, and so is whether it is
+        # finite.
         if not finite and atom not in self._random:
             return True
         key = (atom, finite)
         if key not in self._steady:  # pyright: ignore
+            # A loop leads back to itself: what is not proved otherwise is not steady.
             self._steady[key] = False  # pyright: ignore
             self._steady[key] = self._is_steady(atom, finite)  # pyright: ignore
         return self._steady[key]  # pyright: ignore
@@ -252,10 +222,13 @@ class Bounds:
         )
 
     def _has_an_answer(self, equation: Equation, finite: bool = True) -> bool:
-        """Whether its results are finite where its operands are, overflow aside. Unless `finite` is
+        """True if its results are finite where its operands are, overflow aside. Unless `finite` is
         asked for, what is not random may be anything: it is the same wherever random values lie.
         """
-        free = lambda atom: not finite and atom not in self._random
+
+        def free(atom: Atom) -> bool:
+            return not finite and atom not in self._random
+
         name, inputs = equation.primitive, equation.inputs
         last = inputs[-1] if inputs else None
         if equation.vouched:
@@ -268,9 +241,10 @@ class Bounds:
         if name == "pow":
             base = self.of(inputs[0])
             return free(inputs[0]) or base.is_positive
-        if name in _DOMAINS:
-            least, most = _DOMAINS[name]
+        if name in DOMAINS:
+            least, most = DOMAINS[name]
             at = self.of(inputs[0])
+            # √0 and arcsin(±1) are finite, log 0 and artanh(±1) are not.
             closed = name in ("sqrt", "asin")
             above = at.low > least or (at.low == least and (closed or at.low_open))
             below = at.high < most or (at.high == most and (closed or at.high_open))
@@ -281,40 +255,13 @@ class Bounds:
             return True
         if name == "cholesky":
             return free(inputs[0]) or self.is_definite(inputs[0])
-        return name in _TOTAL or name in _INCREASING
+        return name in _TOTAL or name in INCREASING
 
 
 def _is_infinite(atom: Atom) -> bool:
     if not isinstance(atom, Constant) or isinstance(atom.value, compat.Tracer):
         return False
     return bool(np.all(np.isinf(np.asarray(atom.value))))
-
-
-def _less(a: Interval, b: Interval) -> bool | None:
-    """`a < b`, for all of their numbers."""
-    if a.high < b.low or (a.high == b.low and (a.high_open or b.low_open)):
-        return True
-    return False if a.low >= b.high else None
-
-
-def _not(value: bool | None) -> bool | None:
-    return None if value is None else not value
-
-
-def _equal(a: Interval, b: Interval) -> bool | None:
-    if _less(a, b) or _less(b, a):
-        return False
-    return True if a.low == a.high == b.low == b.high else None
-
-
-DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
-    "lt": _less,
-    "gt": lambda a, b: _less(b, a),
-    "le": lambda a, b: _not(_less(b, a)),
-    "ge": lambda a, b: _not(_less(a, b)),
-    "eq": _equal,
-    "ne": lambda a, b: _not(_equal(a, b)),
-}
 
 
 def _of_constant(atom: Constant) -> Interval:
@@ -338,6 +285,7 @@ def _power(bounds: Bounds, equation: Equation) -> Interval:
 def _sum(bounds: Bounds, equation: Equation) -> Interval:
     (operand,) = equation.inputs
     count = math.prod(operand.shape) / max(math.prod(equation.outputs[0].shape), 1)
+    # An empty sum.
     if not count:
         return Interval(0.0, 0.0)
     return bounds.of(operand).increasing(lambda end: end * count)
@@ -352,6 +300,7 @@ def _running_sum(bounds: Bounds, equation: Equation) -> Interval:
 
 def _running_product(bounds: Bounds, equation: Equation) -> Interval:
     one = bounds.of(equation.inputs[0])
+    # Of numbers in [0, 1] all products are; with larger ones only the sign is known.
     if one.low < 0:
         return ANY
     return Interval(0.0, 1.0 if one.high <= 1 else INFINITY, one.is_positive, one.high > 1)
@@ -418,31 +367,6 @@ def _number(atom: Atom) -> Any:
     return value[0] if len(value) == 1 else None
 
 
-def of_function(name: str, operands: Iterable[Interval]) -> Interval:
-    """The values of a function of numbers in these intervals."""
-    if name in _INCREASING:
-        function, (least, most) = _INCREASING[name]
-        (operand,) = operands
-        return operand.within(least, most).increasing(function)
-    if name in _WITHIN:
-        return _WITHIN[name]
-    return _FUNCTIONS[name](*operands) if name in _FUNCTIONS else ANY
-
-
-_FUNCTIONS: dict[str, Callable[..., Interval]] = {
-    "abs": lambda a: a.magnitude,
-    "add": Interval.__add__,
-    "add_any": Interval.__add__,
-    "clamp": lambda least, value, most: -((-(value.largest(least))).largest(-most)),
-    "div": lambda a, b: a * b.reciprocal,
-    "inverse": lambda a: a.reciprocal,
-    "max": Interval.largest,
-    "min": lambda a, b: -((-a).largest(-b)),
-    "neg": Interval.__neg__,
-    "rsqrt": lambda a: a.within(0.0, INFINITY).increasing(np.sqrt).reciprocal,
-    "square": lambda a: a.power(2),
-    "sub": lambda a, b: a + -b,
-}
 _RULES: dict[str, Callable[[Bounds, Equation], Interval]] = {
     "bitcast_convert_type": _bits,
     "convert_element_type": _convert,

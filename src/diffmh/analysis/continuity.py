@@ -81,6 +81,7 @@ def _fixed(program: Program, num_results: int, num_fixed: int) -> Program:
     """The program of the first outputs, given those after them."""
     results, fixed = program.outputs[:num_results], program.outputs[num_results:]
     assert len(fixed) == num_fixed
+    # What is given becomes an input: jumps on the way to it belong to whoever fixed it.
     given = {atom for atom in fixed if isinstance(atom, Variable)} - set(program.inputs)
     equations = tuple(one for one in program.equations if not given.issuperset(one.outputs))
     return Program((*program.inputs, *given), equations, results)
@@ -178,6 +179,8 @@ class _Walk:
         incoming = self._incoming(equation)
         new = self._new(equation)
         for output in equation.outputs:
+            # An integer of a moved value jumps for sure; a float may still be continuous by the
+            # proof below.
             certain = not is_inexact(output) or equation.primitive in ("floor", "ceil", "round")
             born = {equation: certain} if output in new else {}
             if equation.primitive in ("lt", "le", "gt", "ge", "eq", "ne", "is_finite", "sign"):
@@ -191,6 +194,8 @@ class _Walk:
             return ()
         if equation.primitive in self._stepping:
             return equation.outputs
+        # A step needs a moved operand: a jump at a place that does not depend on theta has no
+        # derivative that could be lost.
         found = steps(self.facts, equation)
         if found and equation.primitive in COMPARISONS and self._prover.is_decided(equation):
             return ()
@@ -212,7 +217,7 @@ class _Walk:
         return found
 
     def _is_scaling(self, equation: Equation) -> bool:
-        """Whether it multiplies or divides by numbers that are not 0, or chooses by something that
+        """True if it multiplies or divides by numbers that are not 0, or chooses by something that
         does not jump itself.
         """
         jumping = [bool(self.open(atom)) for atom in equation.inputs]
@@ -258,7 +263,7 @@ class _Walk:
         return None
 
     def _sorts_places(self, equation: Equation, output: Atom) -> bool:
-        """Whether a sort carries the numbers 0, 1, … along with one array of keys."""
+        """True if a sort carries the numbers 0, 1, … along with one array of keys."""
         if len(equation.inputs) != 2 or output is not equation.outputs[1]:
             return False
         counted = self.facts.definition(equation.inputs[1])
@@ -276,6 +281,8 @@ class _Walk:
             for inner, operand in zip(branch.inputs, equation.inputs[1:], strict=True):
                 self._opens[inner] = self.open(operand)
             self.through(branch)
+        # Where the index jumps another branch is taken: each output may jump there, unless its
+        # branches agree, which `_leave` tries to prove.
         deciding = dict.fromkeys(self.open(equation.inputs[0]), False)
         outs = equation.control.edges().out
         for output, sources in zip(equation.outputs, outs, strict=True):
@@ -292,6 +299,7 @@ class _Walk:
         before = -1
         while before != (size := sum(len(self.open(target)) for _, target in edges.around)):
             before = size
+            # Terms were built with fewer open steps: an unknown that may jump now did not then.
             self._prover.forget()
             for inner in equation.inner:
                 self.through(inner)

@@ -47,6 +47,8 @@ class Facts:
         control, inputs = equation.control, equation.inputs
         if isinstance(control, Cond):
             for branch in control.branches:
+                # A conditional's operands, and the constants of a loop, are the same value in every
+                # round; what is carried is not, and has no alias.
                 self.aliases.update(zip(branch.inputs, inputs[1:], strict=True))
         elif isinstance(control, Scan):
             count = control.num_constants
@@ -59,7 +61,7 @@ class Facts:
             self.aliases.update(zip(control.body.inputs[: len(of_body)], of_body, strict=True))
 
     def body_output(self, equation: Equation, output: Variable) -> Atom | None:
-        """Of a function with a derivative of its own: the value inside that is this output."""
+        """The value inside a function with a derivative of its own that is this output."""
         if equation not in self._bodies:
             body = compat.body(equation)
             if body is None:
@@ -82,7 +84,7 @@ class Facts:
         return self.defined_by.get(atom) if isinstance(atom, Variable) else None
 
     def is_moved(self, atoms: Iterable[Any]) -> bool:
-        """Whether a function of these values is moved."""
+        """True if a function of these values is moved."""
         atoms = [atom for atom in atoms if is_inexact(atom)]
         return any(a in self.theta for a in atoms) and any(a in self.random for a in atoms)
 
@@ -100,17 +102,20 @@ class Facts:
             if isinstance(atom.value, compat.Tracer):
                 return ("tracer", id(atom.value))
             value = np.asarray(atom.value)
+            # By content: equal constants are equal values, wherever they were written.
             digest = hashlib.sha256(value.tobytes()).digest()
             return ("constant", value.shape, str(value.dtype), digest)
         equation = self.defined_by.get(atom)
         if equation is None or equation.control is not None or "custom" in equation.primitive:
             return ("itself", id(atom))
+        # Hash-consing: the same primitive with the same parameters of the same numbers is the same
+        # value. A source of randomness takes its key as an operand, so two draws differ.
         operands = tuple(map(self.number, equation.inputs))
         output = equation.outputs.index(atom)
         return (equation.primitive, compat.parameters_of(equation), operands, output)
 
     def is_analytic(self, atom: Atom) -> bool:
-        """Whether it is an analytic function of the continuous random values, all else fixed: such
+        """True if it is an analytic function of the continuous random values, all else fixed: such
         a function equals a number everywhere or almost nowhere.
         """
         atom = self.resolve(atom)
@@ -143,12 +148,13 @@ class Facts:
             return True  # Random bits.
         elif equation.primitive not in ANALYTIC or not self._has_one_branch(equation):
             return False
+        # A random integer is no analytic function of anything; one that is fixed is a constant.
         return all(is_inexact(a) or a not in self.random for a in inputs) and all(
             map(self.is_analytic, inputs)
         )
 
     def _has_one_branch(self, equation: Equation) -> bool:
-        """Whether it is one analytic function wherever its operand lies: `sqrt(x²)` is x on one
+        """True if it is one analytic function wherever its operand lies: `sqrt(x²)` is x on one
         side of 0 and −x on the other.
         """
         operand = equation.inputs[0] if equation.inputs else None

@@ -56,10 +56,15 @@ def _abs(algebra: Algebra, term: Term) -> Term | None:
 def _max(algebra: Algebra, a: Term, b: Term) -> Term | None:
     if a == b:
         return a
+    # Terms that differ by a number are ordered everywhere.
     value = algebra.subtract(a, b).number
     if value is not None:
         return a if value > 0 else b
-    key = lambda term: tuple((tuple((x.rank, p) for x, p in m), c) for m, c in term.monomials)
+
+    def key(term):
+        return tuple((tuple((x.rank, p) for x, p in m), c) for m, c in term.monomials)
+
+    # max is symmetric: one order, so that max(a, b) and max(b, a) are one atom.
     if key(b) < key(a):
         return algebra.function("max", b, a)
     return None

@@ -45,6 +45,8 @@ class Interval(NamedTuple):
 
     def __mul__(self, other: Any) -> Interval:
         ends = [
+            # 0 · ∞ is 0 here: an infinite end stands for numbers that are as large as one likes but
+            # finite.
             (x * y if x and y else 0.0, x_open or y_open)
             for x, x_open in self._ends()
             for y, y_open in other._ends()
@@ -52,7 +54,8 @@ class Interval(NamedTuple):
         zero = self.contains(0) or other.contains(0)
 
         def end(value: float) -> bool:
-            """Whether an end is open."""
+            """True if an end is open."""
+            # A product is 0 iff a factor is, whichever ends the 0 came from.
             if value == 0:
                 return not zero
             return all(is_open for number, is_open in ends if number == value)
@@ -82,7 +85,9 @@ class Interval(NamedTuple):
         return Interval(lows[0][0], -highs[0][0], lows[0][1], highs[0][1])
 
     def largest(self, other: Interval) -> Interval:
-        """Of the larger of two numbers."""
+        """The interval of the larger of two numbers."""
+        # Of equal ends the open one wins below: max(a, b) is above both. Above it is the closed one
+        # that is attained.
         low = max((self.low, self.low_open), (other.low, other.low_open))
         high = max((self.high, not self.high_open), (other.high, not other.high_open))
         return Interval(low[0], high[0], low[1], not high[1])
@@ -104,9 +109,14 @@ class Interval(NamedTuple):
 
     @property
     def reciprocal(self) -> Interval:
+        # Across 0 the reciprocal takes all large values of both signs.
         if not (self.is_positive or self.is_negative):
             return ANY
-        inverse = lambda end: 1 / end if end else math.copysign(INFINITY, self.low + self.high)
+
+        def inverse(end: float) -> float:
+            # At 0 the side from which the interval comes decides the sign.
+            return 1 / end if end else math.copysign(INFINITY, self.low + self.high)
+
         return _interval(inverse(self.high), inverse(self.low), self.high_open, self.low_open)
 
 
@@ -116,6 +126,7 @@ NOT_NEGATIVE = Interval(0.0, INFINITY, False, True)
 
 
 def _interval(low: float, high: float, low_open: bool, high_open: bool) -> Interval:
+    # ∞ − ∞: nothing is known of this end.
     if math.isnan(low):
         low = -INFINITY
     if math.isnan(high):

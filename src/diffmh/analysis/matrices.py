@@ -11,7 +11,8 @@ from ..jaxprs.program import Atom, Equation
 from .terms import Term
 
 if TYPE_CHECKING:
-    from .entries import Builder, Index
+    from .entries import Builder
+    from .indices import Index
 
 # Longer sums, and larger matrices, are not looked into.
 LONGEST = 20
@@ -61,6 +62,7 @@ def root_of(builder: Builder, matrix: Atom) -> Atom | None:
     root, size, algebra = made.inputs[0], matrix.shape[0], builder.algebra
     if root.shape != (size, size) or size > LONGEST:
         return None
+    # The Cholesky factor is unique: a lower triangular L with positive diagonal and L Lᵀ = M is it.
     rows = [[builder.term(root, (i, j)) for j in range(size)] for i in range(size)]
     for i, j in itertools.product(range(size), repeat=2):
         if i < j and rows[i][j].number != 0:

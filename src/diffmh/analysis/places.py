@@ -66,6 +66,7 @@ class Places:
         if atom not in self._values:
             equation = self._defined_by.get(atom)
             is_small = np.prod(atom.shape) <= _LARGEST
+            # Cut off before the operands are asked for: what leads back to itself is not known.
             self._values[atom] = None
             if equation is not None and equation.primitive in _COMPUTED and is_small:
                 operands = list(map(self._value, equation.inputs))
@@ -79,9 +80,12 @@ def _source(equation: Equation, operands: list[np.ndarray], which: int) -> np.nd
     linear, of ones it is how many entries are added, and of their numbers which one it is.
     """
     like = operands[which]
-    put = lambda entries: _computed(
-        equation, [*operands[:which], entries.astype(like.dtype), *operands[which + 1 :]]
-    )
+
+    def put(entries: np.ndarray) -> np.ndarray:
+        others_before, others_after = operands[:which], operands[which + 1 :]
+        return _computed(equation, [*others_before, entries.astype(like.dtype), *others_after])
+
+    # The numbers of entries must be exact as floats.
     are_exact = like.size < 1 / jnp.finfo(like.dtype).eps
     if not are_exact or not np.isin(put(np.ones(like.shape)), (0, 1)).all():
         return None

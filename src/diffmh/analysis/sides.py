@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from ..jaxprs.program import Equation, Variable
 from . import terms
 from .algebra import Algebra
-from .entries import COMPARISONS, Builder, Index, Jumping, Open, anywhere, is_complex
-from .facts import Facts
-from .terms import Condition, Singular, Term, TooLarge
+from .entries import COMPARISONS, Builder, Jumping, Open
+from .facts import Facts, is_complex
+from .indices import Index, anywhere
+from .terms import Proposition, Singular, Term, TooLarge
 
 # Functions within functions that are inverted to find where a comparison steps.
 _DEEPEST_SOLUTION = 6
@@ -41,7 +42,7 @@ class Prover:
         self._builder = Builder(self.facts, self._opens)
 
     def is_decided(self, comparison: Equation) -> bool:
-        """Whether a comparison has the same outcome everywhere: `p + (1 − p) < 1.001`."""
+        """True if a comparison has the same outcome everywhere: `p + (1 − p) < 1.001`."""
         (output,) = comparison.outputs
         if any(map(is_complex, comparison.inputs)):
             return False
@@ -88,6 +89,9 @@ class Prover:
                 ):
                     left[step] = steps[step]
                 continue
+            # Proved closed: every condition that stems from this step stands in the term (else
+            # nothing of the value depends on it), and at each of their surfaces both sides are
+            # equal.
             # A step that no condition stands for may be anywhere.
             if step in hidden or not any(step in found for found in self._builder.origins.values()):
                 left[step] = steps[step]
@@ -102,15 +106,18 @@ class Prover:
         return step.primitive in COMPARISONS | {"atan2", "rem", "sign"} and self._tries[step] <= 64
 
     def _jumps(self, term: Term, place: Term, step: Equation, precision: float) -> bool | None:
-        """Whether `term` jumps where `place` is 0; `None` if neither is proved."""
+        """True if `term` jumps where `place` is 0, False if not; `None` if neither is proved."""
         algebra = self._builder.algebra
         # A number that is 0 on more than a surface is a case of its own.
         surface_only = all(map(self.facts.is_analytic, step.inputs))
         sides = (1, -1) if surface_only else (1, -1, 0)
         verdict: bool | None = None
-        for solutions in _solutions(algebra, place):
+        for solutions in _solutions(self._builder, place):
             algebra.work = 0
             try:
+                # On the surface itself both sides are evaluated with the solution put in. The cases
+                # together contain all of the surface, so equality in each proves that the value
+                # does not jump there.
                 found = [
                     self._differ(
                         [_beside(algebra, term, place, s, atoms, precision) for s in sides],
@@ -128,7 +135,7 @@ class Prover:
         return verdict
 
     def _wraps(self, term: Term, remainder: terms.Atom, precision: float) -> bool:
-        """Whether `term` may jump where `rem(u, m)` does: for positive u from m to 0, for negative
+        """True if `term` may jump where `rem(u, m)` does: for positive u from m to 0, for negative
         u from 0 to −m.
         """
         algebra, place = self._builder.algebra, self._builder.algebra.of(remainder)
@@ -147,7 +154,7 @@ class Prover:
         return False
 
     def _differ(self, sides: Sequence[Term], precision: float) -> bool | None:
-        """Whether the sides differ: yes, no, or not known."""
+        """True if the sides differ, False if not, `None` if that is not known."""
         algebra = self._builder.algebra
         first, *others = sides
         if all(algebra.equal(first, other, precision) for other in others):
@@ -174,7 +181,7 @@ def _is_plain(atom: terms.Atom) -> bool:
     return atom.kind == "unknown" and isinstance(key, tuple) and key[0] in ("input", "place")
 
 
-def _parts(term: Term | Condition) -> Iterator[Term | Condition | terms.Atom]:
+def _parts(term: Term | Proposition) -> Iterator[Term | Proposition | terms.Atom]:
     """Everything inside of a term."""
     seen: set[Hashable] = set()
     waiting: list[Any] = [term]
@@ -185,23 +192,23 @@ def _parts(term: Term | Condition) -> Iterator[Term | Condition | terms.Atom]:
         seen.add(part)
         yield part
         inside = part.atoms() if isinstance(part, Term) else ()
-        if isinstance(part, Condition):
+        if isinstance(part, Proposition):
             inside = part.parts
         elif isinstance(part, terms.Atom):
             inside = part.arguments
-        waiting.extend(one for one in inside if isinstance(one, Term | Condition | terms.Atom))
+        waiting.extend(one for one in inside if isinstance(one, Term | Proposition | terms.Atom))
 
 
 def _jumping(term: Term) -> Iterator[Jumping]:
     for part in _parts(term):
         keys = part.arguments if isinstance(part, terms.Atom) else ()
-        keys = part.parts if isinstance(part, Condition) else keys
+        keys = part.parts if isinstance(part, Proposition) else keys
         yield from (key for key in keys if isinstance(key, Jumping))
 
 
 def _surfaces(term: Term, origins: Mapping[Term, set[Equation]]) -> dict[Term, set[Equation]]:
     """The terms that conditions in it compare with 0, and where they were compared."""
-    compared = [p for p in _parts(term) if isinstance(p, Condition) and p.kind in terms.COMPARED]
+    compared = [p for p in _parts(term) if isinstance(p, Proposition) and p.kind in terms.COMPARED]
     places: list[Any] = [condition.parts[0] for condition in compared]
     return {place: origins.get(place, set()) for place in places}
 
@@ -219,15 +226,18 @@ def _beside(
     """
 
     def atoms(atom: terms.Atom) -> Term | None:
+        # What jumps by itself may be another number on the other side: two different unknowns,
+        # which never cancel.
         if atom.kind == "unknown" and isinstance(atom.arguments[0], Jumping):
             return algebra.unknown((atom.arguments[0], side))
         return solution.get(atom)
 
-    def decide(condition: Condition, replaced: Condition | None) -> Condition | None:
+    def decide(condition: Proposition, replaced: Proposition | None) -> Proposition | None:
         if condition.kind == "unknown" and isinstance(condition.parts[0], Jumping):
-            return Condition("unknown", ((condition.parts[0], side),))
+            return Proposition("unknown", ((condition.parts[0], side),))
         if condition.kind not in terms.COMPARED:
             return None
+        # This comparison is decided by the side from which the surface is approached.
         if condition.parts[0] == place:
             return terms.known(terms.COMPARED[condition.kind](side))
         if replaced is not None:
@@ -235,7 +245,7 @@ def _beside(
             assert isinstance(value, Term)
             if value.is_zero(precision):
                 # Another comparison steps at the same place: which way is not known.
-                return Condition("unknown", ((condition, side),))
+                return Proposition("unknown", ((condition, side),))
         return None
 
     return algebra.replace(term, atoms, decide)
@@ -244,7 +254,7 @@ def _beside(
 Solution = dict[terms.Atom, Term]
 
 
-def _solutions(algebra: Algebra, place: Term, depth: int = 0) -> Iterator[list[Solution]]:
+def _solutions(builder: Builder, place: Term, depth: int = 0) -> Iterator[list[Solution]]:
     """Ways to write `place = 0`, each as cases that together contain all of it: in each, atoms with
     what they are equal to.
     """
@@ -253,7 +263,7 @@ def _solutions(algebra: Algebra, place: Term, depth: int = 0) -> Iterator[list[S
         if isinstance(atom.arguments[0], Jumping):
             continue
         try:
-            cases = _solved_for(algebra, place, atom, depth)
+            cases = _solved_for(builder, place, atom, depth)
         except (TooLarge, Singular):
             continue
         if cases is not None:
@@ -261,8 +271,9 @@ def _solutions(algebra: Algebra, place: Term, depth: int = 0) -> Iterator[list[S
 
 
 def _solved_for(
-    algebra: Algebra, place: Term, atom: terms.Atom, depth: int
+    builder: Builder, place: Term, atom: terms.Atom, depth: int
 ) -> list[Solution] | None:
+    algebra = builder.algebra
     split: dict[int, list[Term]] = {}
     for (monomial, coefficient), size in zip(place.monomials, place.sizes, strict=True):
         powers = dict(monomial)
@@ -270,29 +281,86 @@ def _solved_for(
         rest = Term(((tuple(powers.items()), coefficient),), (size,))
         split.setdefault(power, []).append(rest)
     by_power = {power: algebra.add(*parts) for power, parts in split.items()}
+    # a^low · (rest + factor · a^power) = 0 can be solved for an atom a only if nothing else
+    # contains it. A reciprocal is never 0.
     if any(part.contains(atom) for part in by_power.values()) or len(by_power) > 2:
         return None
-    rest = by_power.pop(0, terms.ZERO)
-    ((power, factor),) = by_power.items()
+    low = min(by_power)
+    at_zero = _inverted(builder, atom, terms.ZERO, depth) if low > 0 else []
+    rest = by_power.pop(low)
+    if not by_power:
+        others = _where_both_vanish(builder, rest, terms.ZERO, depth)
+        return None if others is None else at_zero + others
+    ((high, factor),) = by_power.items()
+    power = high - low
+    if power not in (1, 2):
+        return None
+    # The equation says nothing of the atom where factor and rest are both 0: `u a + u r > 0` steps
+    # at u = 0 too, not only at a = −r.
+    both_vanish = _where_both_vanish(builder, factor, rest, depth)
+    if both_vanish is None:
+        return None
     value = algebra.scale(-1.0, algebra.divide(rest, factor))
     if power == 1:
-        return _inverted(algebra, atom, value, depth)
-    if power == 2:
+        found = _inverted(builder, atom, value, depth)
+    else:
         number = value.number
         if number is not None and number < 0:
-            return []
+            return at_zero + both_vanish
         root = algebra.function("sqrt", value)
+        # Both roots: leaving one out would prove continuity on half of the surface.
         both = (root, algebra.scale(-1.0, root))
-        return [case for one in both for case in _inverted(algebra, atom, one, depth)]
-    return None
+        found = [case for one in both for case in _inverted(builder, atom, one, depth)]
+    return at_zero + found + both_vanish
 
 
-def _inverted(algebra: Algebra, atom: terms.Atom, value: Term, depth: int) -> list[Solution]:
+def _where_both_vanish(
+    builder: Builder, factor: Term, rest: Term, depth: int
+) -> list[Solution] | None:
+    """The cases in which `factor` and `rest` are 0 on more than a lower-dimensional part of the
+    surface `rest + factor · a = 0`; `None` if they are not found.
+    """
+    algebra = builder.algebra
+    factor = _without_what_is_never_0(factor)
+    if factor.number is not None or not builder.interval(factor).contains(0):
+        return []
+    if not builder.interval(rest).contains(0):
+        return []
+    if depth >= _DEEPEST_SOLUTION:
+        return None
+    solutions = next(_solutions(builder, factor, depth + 1), None)
+    if solutions is None:
+        return None
+    cases = []
+    for case in solutions:
+        try:
+            # Of conditions nothing is decided: what depends on one stays an atom of its own.
+            left = algebra.replace(rest, case.get, lambda condition, replaced: None)
+            left = algebra.difference(left, terms.ZERO)
+        except (TooLarge, Singular):
+            return None
+        # A polynomial in independent numbers that is not 0 identically is 0 almost nowhere.
+        almost_never = not left.is_zero(1e-6) and all(map(_is_plain, left.atoms()))
+        if not almost_never and builder.interval(left).contains(0):
+            cases.append(case)
+    return cases
+
+
+def _without_what_is_never_0(term: Term) -> Term:
+    """A product without reciprocals and exponentials, which no number makes 0."""
+    if len(term.monomials) != 1:
+        return term
+    ((monomial, coefficient),) = term.monomials
+    left = tuple((a, p) for a, p in monomial if p > 0 and a.kind not in ("exp", "inverse"))
+    return Term(((left, coefficient),), term.sizes)
+
+
+def _inverted(builder: Builder, atom: terms.Atom, value: Term, depth: int) -> list[Solution]:
     """The cases of `atom = value`, looking into magnitudes, maxima and invertible functions."""
-    inside = _arguments_where(algebra, atom, value) if depth < _DEEPEST_SOLUTION else []
+    inside = _arguments_where(builder.algebra, atom, value) if depth < _DEEPEST_SOLUTION else []
     cases: list[Solution] = []
     for equation in inside:
-        deeper = next(_solutions(algebra, equation, depth + 1), None)
+        deeper = next(_solutions(builder, equation, depth + 1), None)
         cases += [{**case, atom: value} for case in ([{}] if deeper is None else deeper)]
     return cases if inside else [{atom: value}]
 

@@ -60,6 +60,7 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
         return outputs  # They depend on the pivots.
     if name == "is_finite" or (name in EQUALITIES and _is_nan_test(facts, inputs)):
         return () if all(map(facts.bounds.is_steady, inputs)) else outputs
+    # Two analytic functions agree everywhere or on a set of measure 0, which no derivative sees.
     if name in EQUALITIES and all(map(facts.is_analytic, inputs)):
         return ()
     if name in ORDERS | EQUALITIES:
@@ -67,6 +68,7 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
     if name in STEPS or name == "nextafter" or name == "bitcast_convert_type":
         return outputs
     if name == "atan2":
+        # The cut of the angle is at x ≤ 0.
         x = facts.bounds.of(inputs[1])
         return () if x.is_positive else outputs
     if name in _BRANCH_CUTS and is_complex(inputs[0]):
@@ -81,7 +83,7 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
 
 
 def _is_nan_test(facts: Facts, operands: tuple[Atom, ...]) -> bool:
-    """Whether a value is compared with itself, or with infinity."""
+    """True if a value is compared with itself, or with infinity."""
     a, b = operands
     infinite = any(
         isinstance(atom, Constant)
@@ -106,7 +108,7 @@ def _flat_results(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
 
 
 def _is_singular(facts: Facts, equation: Equation) -> bool:
-    """Whether it divides by a moved value that may be 0, or has poles that it may meet."""
+    """True if it divides by a moved value that may be 0, or has poles that it may meet."""
     name, inputs = equation.primitive, equation.inputs
     if name == "div":
         return facts.is_moved([inputs[1]]) and not is_off_zero(facts, inputs[1])
@@ -128,7 +130,7 @@ def _is_singular(facts: Facts, equation: Equation) -> bool:
 
 
 def is_off_zero(facts: Facts, atom: Atom) -> bool:
-    """Whether a value is 0 at most where several independent random numbers meet given values at
+    """True if a value is 0 at most where several independent random numbers meet given values at
     once: its sign is known, or it is a norm or a standard deviation of three entries or more.
     """
     if not facts.bounds.of(atom).contains(0):
@@ -147,6 +149,7 @@ def is_off_zero(facts: Facts, atom: Atom) -> bool:
     if name in ("mul", "div"):
         return all(a not in facts.random or is_off_zero(facts, a) for a in inputs)
     if name in ("add", "max"):
+        # A sum of numbers that are not negative is 0 only where all of them are.
         signs = all(facts.bounds.of(a).low >= 0 for a in inputs)
         return signs and any(is_off_zero(facts, a) for a in inputs)
     if name == "pow":
@@ -168,7 +171,7 @@ _ONE_TO_ONE = {"abs", "square", "integer_pow", "neg", "exp", "expm1", "tanh", "l
 
 
 def _are_independent(facts: Facts, atom: Atom) -> bool:
-    """Whether an array has three entries or more, each a function of a random number of its own
+    """True if an array has three entries or more, each a function of a random number of its own
     that is 0 at most at single values of it.
     """
     atom = facts.resolve(atom)
@@ -190,8 +193,8 @@ def _are_independent(facts: Facts, atom: Atom) -> bool:
 
 
 def _is_one_to_one(facts: Facts, equation: Equation) -> bool:
-    """Of two operands: one has independent entries, and the other is the same for all of them, or
-    not random; a factor is not 0.
+    """True if of two operands one has independent entries, and the other is the same for all of
+    them, or not random; a factor is not 0.
     """
     a, b = equation.inputs
     if equation.primitive == "mul" and facts.number(a) == facts.number(b):

@@ -37,7 +37,7 @@ class Atom:
 
     @property
     def is_infinite(self) -> bool:
-        """Whether it is `infinite(±∞)`."""
+        """True if it is `infinite(±∞)`."""
         return self.kind == "unknown" and self.arguments in _INFINITIES
 
 
@@ -84,23 +84,24 @@ class Term:
 
     def atoms(self) -> Iterator[Atom]:
         """The atoms of the polynomial itself, not those inside of functions."""
+        # A dictionary, not a set: proofs must not depend on the order of hashes.
         seen = {atom: None for monomial, _ in self.monomials for atom, _ in monomial}
         yield from seen
 
     def contains(self, atom: Atom) -> bool:
-        """Whether an atom is part of the term, inside of functions too."""
+        """True if an atom is part of the term, inside of functions too."""
         return any(one == atom or _inside(one, atom) for one in self.atoms())
 
 
 def _inside(outer: Atom, atom: Atom) -> bool:
     return any(
-        part.contains(atom) if isinstance(part, Term | Condition) else False
+        part.contains(atom) if isinstance(part, Term | Proposition) else False
         for part in outer.arguments
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Condition:
+class Proposition:
     """A truth value: `"known"` (its value), `"unknown"` (anything hashable), a comparison of a term
     with 0 (`"lt"`, `"le"`, `"gt"`, `"ge"`, `"eq"`, `"ne"`), or `"and"`, `"or"`, `"xor"`, `"not"` of
     conditions.
@@ -110,7 +111,7 @@ class Condition:
     parts: tuple[Any, ...]
 
     def contains(self, atom: Atom) -> bool:
-        return any(isinstance(p, Term | Condition) and p.contains(atom) for p in self.parts)
+        return any(isinstance(p, Term | Proposition) and p.contains(atom) for p in self.parts)
 
 
 COMPARED: dict[str, Callable[[float], bool]] = {
@@ -122,10 +123,10 @@ COMPARED: dict[str, Callable[[float], bool]] = {
     "ne": lambda d: d != 0,
 }
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
-TRUE, FALSE = Condition("known", (True,)), Condition("known", (False,))
+TRUE, FALSE = Proposition("known", (True,)), Proposition("known", (False,))
 
 
-def known(value: bool) -> Condition:
+def known(value: bool) -> Proposition:
     return TRUE if value else FALSE
 
 

@@ -21,7 +21,9 @@ def find(masses: Float[Array, "n"], position: Callable[[Array], Array]) -> Found
     """The interval of `[0, Σ masses)` that `position(Σ masses)` is in; never one of no length."""
     cumulative = jnp.cumsum(masses)
     total = cumulative[-1]
+    # A position that rounding has moved to the end belongs to the last interval that has a length.
     at = jnp.minimum(position(total), jnp.nextafter(total, jnp.zeros_like(total)))
+    # `<=`: an interval without length ends where it begins, and is passed over.
     before = cumulative <= at
     index = jnp.minimum(jnp.sum(before), masses.size - 1)
     return Found(index, at - jnp.max(jnp.where(before, cumulative, 0.0)), total)

@@ -68,6 +68,8 @@ def _put(leaf: Any, local: np.ndarray | np.integer, value: Any) -> Any:
     """
     if np.array_equal(local, np.arange(leaf.size).reshape(leaf.shape)):
         return value
+    # For each element of the leaf which element of the value it takes, if any: a gather of fixed
+    # indices and a choice, which vectorise over chains; a scatter does not.
     chosen, source = np.zeros(leaf.size, bool), np.zeros(leaf.size, int)
     chosen[local.ravel()] = True
     source[local.ravel()] = np.arange(local.size)
@@ -82,6 +84,7 @@ def _put_traced(leaf: Any, number: Array, place: Array, value: Any) -> Any:
         return jnp.where(number == place, value, leaf)
     if leaf.size == 0:
         return leaf
+    # The numbers of a leaf follow each other, so the first one is its offset.
     index = place - number.ravel()[0]
     # What is not in this leaf goes past its end, and is dropped there.
     index = jnp.where((index >= 0) & (index < leaf.size), index, leaf.size)
@@ -148,6 +151,8 @@ class OneOf(eqx.Module):
         for each in zip(*all_places, strict=True):  # pyright: ignore[reportArgumentType]
             stacked = np.stack(each)
             owners = np.searchsorted(starts, stacked.ravel(), side="right") - 1
+            # Elements of different arrays have no common index: the parts are picked one by one
+            # then.
             if stacked.size == 0 or np.any(owners != owners[0]):
                 return None
             local = jnp.asarray(stacked - starts[owners[0]])[self.index]

@@ -28,6 +28,8 @@ class CompensatedSum(eqx.Module):
         total = trees.add(self.total, amount)
 
         def slip(before, amount, after):
+            # The digits that `after` has lost are those of the smaller number; this difference is
+            # exact.
             keeps_before = jnp.abs(before) >= jnp.abs(amount)
             return jnp.where(keeps_before, (before - after) + amount, (amount - after) + before)
 

@@ -70,6 +70,8 @@ def data(args: PyTree) -> PyTree:
 
 def entry(rows: Array, index: Array) -> Array:
     """`rows[index]`, without a gather, which is slow where each chain has an index of its own."""
+    # Exact: all terms of the sum but one are 0. `where` and not a product, as other rows may be
+    # infinite.
     here = jnp.expand_dims(jnp.arange(rows.shape[0]) == index, range(1, rows.ndim))
     return jnp.sum(jnp.where(here, rows, jnp.zeros((), rows.dtype)), axis=0)
 

@@ -57,7 +57,7 @@ class Unflatten(eqx.Module):
 
 
 class Given(eqx.Module):
-    """What chains are run from, looked over."""
+    """The arguments that chains are run from, after validation."""
 
     theta: PyTree
     key: Key[Array, ""]

@@ -69,7 +69,7 @@ class Alternatives(eqx.Module):
 
 
 class Events(eqx.Module):
-    """What happened at a step: in which slots an alternative met the primal or a new one was born,
+    """The events of a step: in which slots an alternative met the primal or a new one was born,
     how much weight the candidates had, and which of them was picked.
     """
 
@@ -124,6 +124,8 @@ def follow(
     candidates: Float[Array, "P *C"] | None,
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, and the pruning of one of them against these candidates."""
+    # Recoupled alternatives are dropped before the pruning: an alternative that has met the primal
+    # must not compete with the candidates, as its weight carries nothing any more.
     moved = propagate(slots, at, coupling_noise)
     remaining = drop_recoupled(moved, at)
     recoupled = moved.alive & ~remaining.alive
@@ -187,10 +189,13 @@ def prune(
     weight `w_i Σs / s_i`. An empty slot weighs nothing, so it is taken first. Also returns which
     slot has a new alternative, and of which candidate.
     """
+    # The scale grows before scores are taken, so that no candidate is measured by a scale of 0.
     if slots.scale is not None:
         born = jnp.sum(jnp.abs(candidates), axis=tuple(range(1, candidates.ndim)))
         slots = dataclasses.replace(slots, scale=slots.scale + born)
     scores = slots.score
+    # One uniform picks among the candidates and decides against the old alternative: conditioned on
+    # a candidate being kept, its fraction is uniform again.
     picked = values.pick(candidates, uniform, values.lightest(scores)[1], slots.scale)
     weight, replaced = values.compete(slots.weight, scores, picked.weight, picked.score, uniform)
     newborn = (_plain(flipped(at, picked.index)), without_tangents(at.past))
@@ -206,6 +211,8 @@ def flipped(at: Transition, candidate: Int[Array, ""]) -> State:
     state = flipped_in(at, 0, candidate)
     begin = first.num_candidates
     for number, decision in enumerate(others, 1):
+        # Out of its range for other decisions' candidates: whatever it returns is not selected
+        # then.
         other = flipped_in(at, number, candidate - begin)
         state = trees.select(candidate < begin, state, other)
         begin += decision.num_candidates

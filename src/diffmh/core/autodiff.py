@@ -62,6 +62,7 @@ def _jvp(primals, tangents):
     _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
     values, derivative = _once(jacobian, theta, key, args)
+    # Linear in the direction, as JAX requires of a rule: `jax.grad` transposes this product alone.
     direction = ravel_pytree(_direction(theta, d_theta))[0]
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 

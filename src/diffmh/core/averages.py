@@ -89,10 +89,12 @@ class Averages(Recorder):
         observed = stepper.observe(parameters, chain, at)
         if own is None:
             return chain, None, observed
+        # About the start: E[f²] − E[f]² would cancel in float32 if f is far from 0.
         observed = dataclasses.replace(observed, watched=own.square(at.value.primal))
         return chain, own.after(chain.memory), observed
 
     def add(self, block: Block, own, seen: Observed, time, row) -> Block:
+        # By `where` and not by a product with 0 or 1: before burn-in is over f may be infinite.
         sums = trees.add(block.sums, _where(time >= self.burn_in, seen))
         if block.halves is None:
             return Block(sums, None, None)

@@ -74,6 +74,8 @@ class Stepper(eqx.Module):
             stack = lambda leaf: jnp.broadcast_to(leaf, (lag, *leaf.shape))
             past = Value(trees.repeat(x, lag), jax.tree.map(jax.vmap(stack), tangent))
         at = self.observation(parameters, state, past)
+        # Every update's own: a start that one of them calls impossible is never left, or never
+        # entered, by that update, and its chain estimates nothing.
         densities = [update.log_density(self.theta, x, *self.args) for update in kernel.updates()]
         conditions = kernel.conditions(self.theta, *self.args)
         in_range = [jnp.all(condition.holds) for condition in conditions]
@@ -155,6 +157,8 @@ class Stepper(eqx.Module):
         weights or sums are computed once; a compiler would compute them anew for each use, in a
         cycle for each use of each use.
         """
+        # Depends on the primal's form and the estimator's memory; barriers change no number, so the
+        # path stays the same whatever is chosen here.
         size = sum(leaf.size for leaf in self.plan.leaves)
         few = not isinstance(tree, Chain) or _few_numbers(tree.memory)
         if size <= _SMALL and few and len(self.simulation.kernel.updates()) == 1:
@@ -164,12 +168,14 @@ class Stepper(eqx.Module):
     def observation(self, parameters: Parameters, state: State, past: Value | None) -> Observation:
         """f where the chain is, derivative included, apart from the value that is averaged."""
         plan = self.plan
+        # Behind the second falsehood: what is computed for the derivative shares no instruction
+        # with the value that is averaged.
         x, past = rounding.round_here((state.value, past), parameters.barriers.opaque_false[1])
         value = plan.observable(parameters, x, past)
         return Observation(parameters, plan.simulation.kernel, state, past, plan.observable, value)
 
     def observe(self, parameters: Parameters, chain: Chain, at: Observation) -> Observed:
-        """What one chain adds to the averages where it is now."""
+        """The contribution of one chain to the averages where it is now."""
         plain = parameters.value_only()
 
         def f(x, past):
@@ -206,7 +212,7 @@ class Stepper(eqx.Module):
 
 
 def _few_numbers(memory: PyTree) -> bool:
-    """Whether an estimator's memory is small, or has no more than one alternative: pruning decides
+    """True if an estimator's memory is small, or has no more than one alternative: pruning decides
     for each of its numbers.
     """
     weight = getattr(memory, "weight", None)
@@ -216,7 +222,7 @@ def _few_numbers(memory: PyTree) -> bool:
 
 
 def _primal(step: Step) -> PyTree:
-    """What decides the primal's path: everything but tangents."""
+    """The part that decides the primal's path: everything but tangents."""
     plain = lambda state: None if state is None else State(state.x, state.cache)
     parts = (plain(step.before), plain(step.after), step.decisions, plain(step.proposed))
     return without_tangents(parts)

@@ -82,6 +82,7 @@ class Compiled:
             chains = admission.unflatten(chains)
             return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), chains) if averaged else chains
 
+        # A tracer of an outer transformation must not be kept in a program that outlives it.
         if admission.closes_over_tracers:
             return program(theta, key, arrays)
         compiled = self._programs.setdefault(averaged, jax.jit(program))

@@ -38,7 +38,7 @@ class Decision(eqx.Module):
     @property
     @abstractmethod
     def outcome(self) -> Array:
-        """What was drawn."""
+        """The outcome that was drawn."""
 
     @abstractmethod
     def flip_weight(self, weights: Weights) -> Float[Array, "P *C"]:
@@ -134,6 +134,8 @@ class Acceptance(Decision):
         proposal_score: Float[Array, "P *D"] | None = None,
     ) -> Acceptance:
         log_ratio = _checked(log_ratio, uniform, "Acceptance.draw(uniform, log_ratio)")
+        # U lies in [0, 1), so α = 1 always accepts and, as the comparison is strict, α = 0 never
+        # does.
         accepted = uniform < accept_probability(log_ratio.primal)
         return Acceptance(accepted, log_ratio, proposal_score)
 
@@ -143,7 +145,7 @@ class Acceptance(Decision):
 
     @property
     def probability(self) -> Float[Array, "*D"]:
-        """Of an accept."""
+        """The probability of an accept."""
         return accept_probability(self.log_ratio.primal)
 
     def flip_weight(self, weights):
@@ -151,6 +153,9 @@ class Acceptance(Decision):
         `max(0, −dα)/α` after an accept and `max(0, dα)/(1 − α)` after a reject. After an accept
         `−s` on top.
         """
+        # The score s of what was proposed is a weight of its own: E[s g(x')] = E[s (g(x') − g(x))],
+        # as E[s] = 0 given x. After a reject the step has led to x already, and nothing is left to
+        # carry.
         weight = self._own_flip_weight(weights)
         if self.proposal_score is None:
             return weight
@@ -159,6 +164,7 @@ class Acceptance(Decision):
     def _own_flip_weight(self, weights: Weights) -> Float[Array, "P *D"]:
         log_gradient = self.log_accept_gradient
         if weights == "two-sided":
+            # Net flow into the accepted state: (1 − α) dα + α dα = dα.
             gradient = accept_probability(self.log_ratio.primal)[None] * log_gradient
             return jnp.where(self.accepted, -gradient, gradient)
         # At a tie α = 1: nothing is ever rejected, so the accept carries the weight of either sign.
@@ -251,7 +257,7 @@ class Bernoulli(Decision):
 
     @property
     def probability(self) -> Float[Array, "*D"]:
-        """Of true."""
+        """The probability of true."""
         return jax.nn.sigmoid(self.log_odds.primal)
 
     @property
@@ -263,10 +269,12 @@ class Bernoulli(Decision):
 
     def flip_weight(self, weights):
         p = jax.nn.sigmoid(self.log_odds.primal)
+        # Not `1 − p`, which is 0 in float32 from log odds of 17 on.
         q = jax.nn.sigmoid(-self.log_odds.primal)
         if weights == "two-sided":
             gradient = (p * q)[None] * self._gradient
             return jnp.where(self.drawn, -gradient, gradient)
+        # dp = p q dl: the flow out of true is p (q max(0, −dl)), that into it q (p max(0, dl)).
         down, up = jnp.maximum(0.0, -self._gradient), jnp.maximum(0.0, self._gradient)
         return jnp.where(self.drawn, q[None] * down, p[None] * up)
 
@@ -305,6 +313,9 @@ class Categorical(Decision):
     def draw(uniform: Float[Array, "*D"], logits: Checked[Value]) -> Categorical:
         logits = _checked(logits, uniform, "Categorical.draw(uniform, logits)", num_leading=1)
         cumulative = jnp.cumsum(jax.nn.softmax(logits.primal, axis=0), axis=0)
+        # U < 1, so the last value is reached only where it has a stretch of its own:
+        # `cumulative[-1]` may be rounded to less or more than 1. Values of probability 0 have an
+        # empty stretch and are never drawn.
         below = cumulative <= (uniform * cumulative[-1])[None]
         return Categorical(jnp.sum(below, axis=0), logits)
 
@@ -325,6 +336,7 @@ class Categorical(Decision):
         """`d log p`, up to where p = 0."""
         p, gradient = self.probabilities, self.logits.tangent
         assert gradient is not None, "the step was taken without derivatives"
+        # Before the sum: 0 · NaN at an impossible value would reach all others.
         gradient = jnp.where(p > 0, gradient, 0.0)
         return gradient - jnp.sum(p[None] * gradient, axis=1, keepdims=True)
 
@@ -365,7 +377,7 @@ class Categorical(Decision):
         return jnp.where(_one(draw, self.drawn.shape), value.astype(self.drawn.dtype), self.drawn)
 
     def mean(self, values: Float[Array, "n *F"]) -> Float[Array, "*F"]:
-        """Of one draw, `Σ_j p_j values_j` over the values that are possible."""
+        """The mean of one draw, `Σ_j p_j values_j` over the values that are possible."""
         p = self.probabilities.reshape(-1, *(1,) * (values.ndim - 1))
         return jnp.sum(of_possible(p, values), axis=0)
 
@@ -375,6 +387,7 @@ class Categorical(Decision):
         """
         p, q = self.probabilities, other.probabilities
         at_drawn = lambda array: jnp.sum(jnp.where(other._here, array, 0.0), axis=0)
+        # U < p/q without dividing; for a draw of probability q > 0.
         keep = uniforms[0] * at_drawn(q) < at_drawn(p)
         drawn = index_from_uniform(jnp.maximum(p - q, 0.0), uniforms[1])
         return jnp.where(keep, other.drawn, drawn.astype(other.drawn.dtype))
@@ -400,6 +413,8 @@ def flow_potential(
     """
     p = p[None]
     count = jnp.sum(p > 0, axis=1, keepdims=True) if num_values is None else num_values
+    # With S = Σλ: λ_j = (dp_j + p_j S) share_j. Summed over j, S (1 − Σ p share) = Σ dp share.
+    # Adding a constant to λ changes no difference λ_j − λ_i, so any gauge will do.
     share = 1 / (1 + count * p)
     left = 1 - jnp.sum(p * share, axis=1, keepdims=True)
     total = jnp.sum(dp * share, axis=1, keepdims=True) / left

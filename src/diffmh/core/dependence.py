@@ -67,11 +67,14 @@ def _refuse(update: Update, kernel: Kernel, theta, x, args, known: set[str]) -> 
         after = made.after.x
         if made.after.tangent is not None:
             after = [leaf for leaf in jax.tree.leaves(after) if not eqx.is_inexact_array(leaf)]
+        # The cut of the proof: θ → `Value`s → outcomes → state. A path from θ to an outcome around
+        # its `Value`s, or to the state around the outcomes, has a derivative that nobody carries.
         outcomes = [decision.outcome for decision in made.decisions]
         return _Traced(after, outcomes, [[value.primal for value in each] for each in values])
 
     draw = lambda key: checked_noise(update.noise(key, x, 1), 1, f"{name}.noise")
     noise = jax.eval_shape(draw, jax.eval_shape(jax.random.key, 0))
+    # Noise has a leading axis of steps, of which this is one.
     noise = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), noise)
     with with_lines():
         program, form = compat.program(step, theta, x, noise, differentiated=False)
@@ -144,6 +147,7 @@ def _reached(program: Program, sources: tuple[Variable, ...], cut: Any, results:
     `None` if there is no such path. Loops and conditionals are taken whole, so that it errs on the
     side of finding one.
     """
+    # By identity of the program's variables: equal numbers that are computed twice are two paths.
     avoided = {id(atom) for atom in jax.tree.leaves(cut, is_leaf=_is_atom)}
     # The line of the equation that computes each variable.
     reached: dict[int, str] = {id(source): "" for source in sources}

@@ -38,8 +38,8 @@ class Observation(eqx.Module):
 
 
 class Problem(eqx.Module):
-    """What an estimator is asked to differentiate, by forms: `theta`, one chain's state `x`, and f
-    as a function `(theta, x)` of one vector.
+    """The problem that an estimator is asked to differentiate, by forms: `theta`, one chain's state
+    `x`, and f as a function `(theta, x)` of one vector.
     """
 
     kernel: Kernel
@@ -76,7 +76,7 @@ class Estimator(eqx.Module):
 
     @abstractmethod
     def observe(self, memory: PyTree, at: Observation) -> PyTree:
-        """What to average over the chain."""
+        """Return what to average over the chain."""
 
     @abstractmethod
     def derivative(self, means: PyTree, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
@@ -103,7 +103,7 @@ class Estimator(eqx.Module):
         return self
 
     def recorder(self, averages: Any) -> Any:
-        """What records a run (`core.recorder`): the averages, or something around them."""
+        """The recorder of a run (`core.recorder`): the averages, or something around them."""
         return averages
 
     def both_ways(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:

@@ -50,6 +50,8 @@ def advance(
 
 @varying
 def _advance(loop: Loop, progress: Progress, first, last) -> tuple[Progress, Any]:
+    # A branch of the same program and not a program of its own: compiled apart, the start could be
+    # rounded differently, and a resumed run would differ from an uninterrupted one.
     progress = jax.lax.cond(first == 0, lambda _: loop.start(), lambda same: same, progress)
     progress = loop.blocks(first, last, progress)
     return progress, loop.recorder.result(loop, progress)
@@ -85,6 +87,8 @@ def shared_out(function: Callable[..., PyTree], loop: Loop, carry: PyTree, *more
     mesh, num_groups = loop.plan.simulation.mesh, loop.plan.num_groups
     if mesh is None and num_groups == 1:
         return function(loop, carry, *more)
+    # What is captured by closure would be the same on every device; as arguments the compiler is
+    # told so.
     arrays, static = eqx.partition((loop, more), eqx.is_array)
 
     def share(keys, carry, arrays):

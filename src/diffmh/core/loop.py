@@ -58,9 +58,13 @@ class Loop(eqx.Module):
     def block(self, index: Int[Array, ""], progress: Progress) -> Progress:
         """The progress after one more block of steps of all chains."""
         stepper, recorder, block_steps = self.stepper, self.recorder, self.plan.block_steps
+        # The key only makes falsehoods that the compiler cannot see through (`rounding.Barriers`);
+        # no number depends on it.
         parameters = stepper.parameters(jax.random.fold_in(self.key, index))
         noise = self._block_noise(index)
         begin = index * block_steps
+        # The last block may be shorter. Its noise is drawn whole, so that a step's noise depends on
+        # its block and row alone, not on the length of the run.
         end = jnp.minimum(begin + block_steps, self.plan.simulation.num_steps)
 
         def step(row, carry):
@@ -97,6 +101,6 @@ class Loop(eqx.Module):
         return jax.lax.fori_loop(first, last, lambda *given: self.block(*given), progress)
 
     def whole(self) -> Any:
-        """What is recorded of all blocks."""
+        """The record of all blocks."""
         progress = self.blocks(0, self.plan.num_blocks, self.start())
         return self.recorder.result(self, progress)

@@ -48,6 +48,8 @@ class Parameters(eqx.Module):
         The result of `function` is an array, or a pytree where tangents are carried on.
         """
         primals = (each.primal if isinstance(each, Value) else each for each in operands)
+        # Evaluated by itself, not as a by-product of the derivative: the primal must be the same
+        # number whether or not a derivative is wanted.
         result = function(self.theta, *primals, *self.args)
         return Value(result, self.derivative(function, result, *operands))
 
@@ -112,6 +114,7 @@ def jacobian(
     """
     flat, _ = ravel_pytree(theta)
     tangents = tangents or (None,) * len(primals)
+    # P pushes forward or F pullbacks: the smaller number wins, unless JAX lacks that mode.
     primitives, outputs = compat.traced(function, theta, *primals)
     is_array = hasattr(outputs, "shape")
     # JAX lets a `custom_vjp` through forward, and fails only when the result is used.
@@ -178,6 +181,7 @@ def along(
     def push(*slopes):
         return jax.jvp(floats, moving.values, slopes)[1]
 
+    # A `vmap` over one lane would turn indexing into gathers.
     if moving.slopes[0].shape[0] == 1:
         single = push(*(slope[0] for slope in moving.slopes))
         return jax.tree.map(lambda leaf: leaf[None], single)
@@ -207,6 +211,7 @@ def _by_rows(function, theta, primals, tangents, outputs) -> Float[Array, "P ...
 
     if outputs.shape == ():
         return row(jnp.ones((), outputs.dtype))
+    # Row f of the result is the pullback of e_f: (F, P) turned to (P, *F).
     basis = jnp.eye(outputs.size, dtype=outputs.dtype).reshape(outputs.size, *outputs.shape)
     return jnp.moveaxis(jax.vmap(row)(basis), 0, -1).reshape(-1, *outputs.shape)
 
@@ -227,6 +232,7 @@ class _Moving(eqx.Module):
         for primal, tangent in zip(primals, tangents, strict=True):
             count = jax.tree.structure(primal).num_leaves
             own = jax.tree.leaves(tangent, is_leaf=lambda node: node is None)
+            # Leaf by leaf beside `leaves`: the two lists are read by the same index below.
             slopes += [None] * count if tangent is None else own
         places = tuple(index for index, slope in enumerate(slopes) if slope is not None)
         values = tuple(jnp.asarray(leaves[index]) for index in places)

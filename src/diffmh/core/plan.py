@@ -52,6 +52,7 @@ class Plan(eqx.Module):
         f_depends_on_theta: bool = True,
     ) -> Plan:
         """The plan of a simulation, from the form of its start. `theta` may be a form."""
+        # Forms only: nothing of the user's is run here.
         x = jax.eval_shape(lambda key: start_of_one(simulation, key), key)
         leaves, structure = jax.tree.flatten(x)
         forms = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
@@ -81,6 +82,7 @@ class Plan(eqx.Module):
         if not on_processor or _LEAST_GROUP * size > _MOST_GROUP_BYTES:
             return 1
         most = min(max(_LEAST_GROUP, _GROUP_BYTES // max(1, size)), _LARGEST_GROUP)
+        # Groups of equal size: one compiled program runs them all.
         for chains in range(min(most, self.num_chains), _LEAST_GROUP - 1, -1):
             if self.num_chains % chains == 0:
                 return self.num_chains // chains
@@ -104,6 +106,8 @@ class Plan(eqx.Module):
         """
         if self.keys is not None:
             return jax.random.clone(self.keys)
+        # By `split`, whose i-th key does not depend on the count: the first chains of a larger run
+        # are the chains of a smaller one.
         keys = jax.random.split(jax.random.clone(key), self.num_chains)
         return jax.vmap(jax.random.split)(keys)
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Recorder(eqx.Module):
-    """What to keep of a run. Chains are the last axis of every array in a record, so that groups
-    and devices can share them out; `after_update` and `after_step` see one chain.
+    """A choice of what to keep of a run. Chains are the last axis of every array in a record, so
+    that groups and devices can share them out; `after_update` and `after_step` see one chain.
 
     The loop calls `start` once; for each block `open_block`, then for each step of it
     `after_update` (for each update of the kernel), `after_step` and `add`, then `close_block`; and
@@ -41,7 +41,7 @@ class Recorder(eqx.Module):
         """
 
     def after_update(self, own: PyTree, step: Step, events: Events | None) -> PyTree:
-        """What a chain carries, after an update."""
+        """Return what a chain carries after an update."""
         return own
 
     @abstractmethod
@@ -71,4 +71,4 @@ class Recorder(eqx.Module):
 
     @abstractmethod
     def result(self, loop: Loop, progress: Progress) -> Any:
-        """What the run comes to."""
+        """The result of the run."""

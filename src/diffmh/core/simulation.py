@@ -19,7 +19,7 @@ from .watch import Stretches, Watch
 
 
 class Simulation(eqx.Module):
-    """What to run: a kernel from a start, and what to observe of it with which estimator."""
+    """A simulation: a kernel from a start, and what to observe of it with which estimator."""
 
     kernel: Kernel
     init: PyTree | Callable[[Key[Array, ""]], PyTree]
@@ -52,7 +52,9 @@ def flatten(value: PyTree) -> Float[Array, "F"]:
 
 
 class Observed(eqx.Module):
-    """What is averaged over the samples: f, what the estimator asks for, and what is watched."""
+    """The quantities that are averaged over the samples: f, what the estimator asks for, and what
+    is watched.
+    """
 
     value: Float[Array, "F *C"]
     estimator: PyTree
@@ -77,7 +79,9 @@ class Outcome(eqx.Module):
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
-    """Of several runs of the same simulation with different keys, as if all were chains of one."""
+    """The result of several runs of the same simulation with different keys, as if all were chains
+    of one.
+    """
     if len(outcomes) == 1:
         return outcomes[0]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *outcomes)

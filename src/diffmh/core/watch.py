@@ -23,7 +23,7 @@ _BATCHES = 16
 
 
 def _has_slots(memory: PyTree) -> bool:
-    """Whether an estimator's memory has alternatives: their weights, and which of them live."""
+    """True if an estimator's memory has alternatives: their weights, and which of them live."""
     return hasattr(memory, "weight") and hasattr(memory, "alive")
 
 
@@ -100,6 +100,7 @@ class Counts(eqx.Module):
         heaviest = jnp.max(norm(memory.weight.T)).astype(self.max_weight.dtype)
         return dataclasses.replace(
             self,
+            # After the births of this step, whose age `note` has set to 0.
             age=jnp.where(memory.alive, self.age + 1, 0),
             slot_steps=self.slot_steps + memory.alive.size,
             alive=self.alive + jnp.sum(memory.alive),
@@ -122,6 +123,7 @@ class Window(eqx.Module):
     @staticmethod
     def of(num_samples: int, burn_in: int) -> Window:
         num_steps = num_samples + burn_in
+        # At least half of all steps, so that a run that is nearly all burn-in is looked at too.
         first = min(burn_in, num_steps // 2)
         return Window(first, first + (num_steps - first) // 2)
 
@@ -154,7 +156,7 @@ class Batches(eqx.Module):
 
 
 class Watch(eqx.Module):
-    """What is counted in each chain, and sums of what it observes (f, and what the estimator
+    """The counts of each chain, and sums of what it observes (f, and what the estimator
     averages) over successive stretches of it and over the two halves of a window. Stretches and
     halves lead, chains are last.
     """

@@ -41,6 +41,8 @@ class Maximal(NoiseCoupling):
 def _finite(proposal: FiniteProposal, x, x_new, y, uniforms):
     from_x, from_y = proposal.probabilities(x), proposal.probabilities(y)
     keep = uniforms[0] * from_x[x_new] < from_y[x_new]
+    # Σ_j min(from_x, from_y) is kept; what is missing of from_y is its excess over from_x. Where
+    # both are the same there is none, and x' is always kept.
     residual = jnp.maximum(from_y - from_x, 0.0)
     return jnp.where(keep, x_new, index_from_uniform(residual, uniforms[1]).astype(x_new.dtype))
 
@@ -66,6 +68,7 @@ def _by_rejection(proposal: Proposal, x: PyTree, x_new: PyTree, y: PyTree, key) 
         key, key_sample, key_accept = jax.random.split(key, 3)
         candidate = proposal.sample(key_sample, y)
         ratio = log_ratio(candidate, y, x)
+        # log q(z|x) − log q(z|y) < 0: z is where the residual has mass, and the loop will end.
         vain = jnp.where(ratio < 0, 0, vain + 1)
         return candidate, key, ~covered(ratio, key_accept), vain
 

@@ -33,6 +33,9 @@ class MaximalReflection(NoiseCoupling):
         z = proposal.whiten(trees.subtract(x_new, mean_x))
         delta = proposal.whiten(trees.subtract(mean_y, mean_x))
         along, distance = trees.dot(z, delta), trees.dot(delta, delta)
+        # log φ(z − δ) − log φ(z) = z·δ − ‖δ‖²/2. What is not kept of N(0, I), φ(z) − min(φ(z), φ(z
+        # − δ)), is the mirror image of what is missing of N(δ, I): so the reflected step fills it
+        # exactly.
         keep = noise < jnp.exp(jnp.minimum(0.0, along - 0.5 * distance))
         # Where the chains have met, δ = 0, and `couple` takes x'.
         twice = 2 * along / jnp.where(distance > 0, distance, 1.0)

@@ -73,8 +73,10 @@ def _choose(log_v: Float[Array, "n"], uniforms: Float[Array, "m"]) -> Array:
     num_candidates = log_v.shape[0] - 1
     # q(x'|y) may be 0, and v(x') infinite: x' is never kept then, nor does it weigh.
     log_v = jnp.clip(log_v, -1e30, 1e30)
+    # (1 − p_0)/(M p_0) = Σ_i v(c_i) / (M v(x')).
     keep = uniforms[0] * num_candidates < jnp.sum(jnp.exp(log_v[1:] - log_v[0]))
     v = jnp.exp(log_v - jnp.max(log_v))
+    # max(0, (1 − p_k)/M − p_k), times M Σv. Of k = 0 there is none where x' was not kept.
     residual = jnp.maximum(0.0, jnp.sum(v) - (num_candidates + 1) * v[1:])
     return jnp.where(keep, 0, 1 + index_from_uniform(residual, uniforms[1]))
 

@@ -26,4 +26,5 @@ class SameSite(NoiseCoupling):
         return None
 
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        # a' ↦ a' for a' ≠ b and b ↦ a is one to one from {≠ a} onto {≠ b}.
         return jnp.where(x == x_new, y, jnp.where(x_new == y, x, x_new))

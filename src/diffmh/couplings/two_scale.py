@@ -55,6 +55,8 @@ class TwoScale(NoiseCoupling):
         )
 
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
+        # Both are drawn with noise of their own and one is chosen by x and y alone, before anything
+        # random: the choice does not change either marginal.
         far, near = (
             coupling.couple(proposal, x, x_new, y, primal_noise, own)
             for coupling, own in zip((self.far, self.near), noise, strict=True)

@@ -29,6 +29,7 @@ def jit_apart(function: Callable[..., Any], static_argnums: Any = None) -> Calla
     def call(*arguments: Any, apart: bool) -> Any:
         if not apart:
             return inlined(*arguments)
+        # Around the call and not inside of it: the mark belongs to the call's own instruction.
         with set_xla_metadata(inlineable="false"):
             return separate(*arguments)
 

@@ -41,6 +41,7 @@ def _identity(*leaves: Any, count: int) -> list[Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, count: int) -> Any:
+    # The identity of its first operands; the inputs only say where an axis is, and do not move it.
     return _batch_first.bind(*primals, count=count), list(tangents[:count])
 
 

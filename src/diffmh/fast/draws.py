@@ -28,6 +28,8 @@ def in_groups(program: Program) -> list[list[Equation]]:
     for equation in program.equations:
         number = max((after.get(atom, 0) for atom in equation.inputs), default=0)
         kind = _kind(equation)
+        # Every operand of an equation in round n is made in a round ≤ n, and by a draw only in a
+        # round < n. So sorting by rounds, draws last, keeps every value ahead of its uses.
         rounds[equation] = number
         after.update(dict.fromkeys(equation.outputs, number + (kind is not None)))
         if kind is not None:
@@ -37,12 +39,16 @@ def in_groups(program: Program) -> list[list[Equation]]:
         return [[equation] for equation in program.equations]
     gathered = {equation for group in groups for equation in group}
     single = [[equation] for equation in program.equations if equation not in gathered]
-    drawn = lambda group: _kind(group[0]) is not None
-    return sorted([*single, *groups], key=lambda group: (rounds[group[0]], drawn(group)))
+
+    def order(group: list[Equation]) -> tuple[int, bool]:
+        # Draws come last in their round: whatever their keys are made of is in it, or earlier.
+        return rounds[group[0]], _kind(group[0]) is not None
+
+    return sorted([*single, *groups], key=order)
 
 
 def _kind(equation: Equation) -> Hashable | None:
-    """What makes two draws alike; `None` for what is no draw, or not one by itself."""
+    """A key that is equal for draws that are alike; `None` for what is not a draw by itself."""
     if not equation.primitive.startswith("random_"):
         return None
     key, *others = equation.inputs

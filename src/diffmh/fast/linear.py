@@ -88,6 +88,7 @@ def _jvp(primals, tangents, *, num_residuals, **rest):
     is_zero = lambda tangent: isinstance(tangent, ad.Zero)
     if not all(map(is_zero, tangents[:num_residuals])):
         raise TypeError("`linear_call` was differentiated by its residuals.")
+    # A linear function is its own derivative.
     along = [ad.instantiate_zeros(tangent) for tangent in tangents[num_residuals:]]
 
     def call(moving):
@@ -100,7 +101,13 @@ def _transpose(cotangents, *leaves, way: Way, back: Way, num_residuals: int, axe
     residuals, moving = leaves[:num_residuals], leaves[num_residuals:]
     given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
     pulled = _linear.bind(
-        *residuals, *given, way=back, back=way, num_residuals=num_residuals, axes=axes
+        # (Aᵀ)ᵀ = A: the two ways change places.
+        *residuals,
+        *given,
+        way=back,
+        back=way,
+        num_residuals=num_residuals,
+        axes=axes,
     )
     # A direction that nobody varies is known, and has no cotangent.
     varied = zip(pulled, moving, strict=True)
@@ -122,6 +129,7 @@ def _batch(leaves, axes_of, *, way: Way, back: Way, num_residuals: int, axes):
         pulled = jax.vmap(back.function, (*fixed, *ahead))(*leaves)
         own = zip(pulled, moving, strict=True)
         return [
+            # The transpose of a broadcast is a sum.
             jnp.sum(leaf, axis=0) if axis is None else jnp.moveaxis(leaf, 0, axis)
             for leaf, axis in own
         ]

@@ -41,6 +41,8 @@ def round_here(tree: PyTree, opaque_false: Bool[Array, "..."]) -> PyTree:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf ^ opaque_false.astype(leaf.dtype)
         integer = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        # `bits ^ 0`: the same number. It must be rounded to have bits, and no rule rewrites a float
+        # operation across an integer one that depends on data.
         bits = jax.lax.bitcast_convert_type(leaf, integer)
         return jax.lax.bitcast_convert_type(bits ^ opaque_false.astype(integer), leaf.dtype)
 
@@ -72,6 +74,8 @@ class Barriers(eqx.Module):
     def for_derivatives(self, tree: PyTree) -> PyTree:
         """The primal's values, to compute derivatives from."""
         size = sum(leaf.size for leaf in jax.tree.leaves(tree))
+        # Both separate the derivative's instructions from the primal's; the second costs nothing
+        # for few numbers, but lets the compiler compute many of them again for each use.
         barrier = materialise if size > _FEW_ELEMENTS else round_here
         return barrier(tree, self.opaque_false[1])
 
@@ -107,12 +111,19 @@ def with_fixed_rounding(
 
     def call(*arguments):
         leaves, structure = jax.tree.flatten(arguments)
-        flat = lambda *leaves: function(*structure.unflatten(leaves))
+
+        def flat(*leaves):
+            return function(*structure.unflatten(leaves))
+
         program, form = compat.program(flat, *leaves, differentiated=False)
         count = jax.tree.structure(form[0]).num_leaves
+        # Only what the first result needs has to be the same everywhere.
         deciding = _needed(program, program.outputs[:count])
         values = dict(zip(program.inputs, leaves, strict=True))
-        read = lambda atom: atom.value if isinstance(atom, Constant) else values[atom]
+
+        def read(atom):
+            return atom.value if isinstance(atom, Constant) else values[atom]
+
         for equation in program.equations:
             results = equation.bind(*map(read, equation.inputs))
             if equation.primitive in _PRODUCTS and not deciding.isdisjoint(equation.outputs):

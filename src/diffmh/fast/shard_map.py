@@ -58,6 +58,7 @@ def _run(program: Program, axes: frozenset[str], inputs: Sequence[Array]) -> lis
 
     for equation in program.equations:
         outputs = _apply(equation, axes, [read(atom) for atom in equation.inputs])
+        # After each equation, so that both sides of every loop and branch vary alike by induction.
         varied = [compat.vary(output, axes) for output in outputs]
         values.update(zip(equation.outputs, varied, strict=True))
     return [read(atom) for atom in program.outputs]

@@ -31,6 +31,7 @@ Words = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
 @jax.jit  # Traced once for each shape, not for each draw.
 def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Words:
     """Threefry-2x32 of the counter `(high, low)`."""
+    # Word for word the reference implementation, which JAX's generator is too: unsigned sums wrap.
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     left, right = high + schedule[0], low + schedule[1]
     for group in range(5):
@@ -80,6 +81,8 @@ def kept(drawn: PyTree, key: Words) -> PyTree:
     """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all
     of it for every use.
     """
+    # False but for one key in 2⁶⁴, which the compiler cannot exclude; that key would be given zeros
+    # for random words. It looks at the first key only: one branch for all.
     no_key_is_this = (key[0].ravel()[0] == 0x1E3779B9) & (key[1].ravel()[0] == 0x7F4A7C15)
     return rounding.materialise(drawn, no_key_is_this)
 
@@ -91,9 +94,10 @@ def fold_in(key: Words, data: UInt32[Array, "..."], once: bool = False) -> Words
 
 
 def is_threefry(array: Any) -> bool:
-    """Whether an array holds keys that draw as we do: JAX's default."""
+    """True if an array holds keys that draw as we do: JAX's default."""
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return False
+    # Without it JAX numbers the counters in another way, and our words would not be its words.
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     return jax.random.key_impl(array) == "threefry2x32" and partitionable
 

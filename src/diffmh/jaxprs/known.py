@@ -37,6 +37,7 @@ def references(name: Any, constants: Sequence[Any]) -> tuple[Callable[..., Any],
     """The functions that a call of this name may be, given those of its operands that are known,
     `None` for the others.
     """
+    # Continuity of an interpolation rests on its knots being different, not on its equations.
     if name == "_interp" and _has_double_knots(constants[1]):
         return ()
     return _REFERENCES.get(name, ()) if isinstance(name, str) else ()

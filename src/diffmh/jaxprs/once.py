@@ -13,12 +13,12 @@ import equinox as eqx
 import jax
 
 # By the function's identity, for as long as anybody holds the wrapper, which holds the function.
-_known: weakref.WeakValueDictionary[int, Once] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[int, TracedOnce] = weakref.WeakValueDictionary()
 # Inside `with_lines`, functions are traced anew.
 _traced_anew = [False]
 
 
-class Once:
+class TracedOnce:
     """A function whose equations are kept: a call with arguments of a form that was seen before
     repeats them instead of running its Python again. It computes and differentiates the same.
 
@@ -52,7 +52,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     found = _known.get(id(function))
     if found is None:
-        found = _known[id(function)] = Once(function)
+        found = _known[id(function)] = TracedOnce(function)
     return found
 
 

@@ -47,7 +47,7 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Logical:
-    """Whether all, or any, are true over `axes`."""
+    """True if all, or any, are true over `axes`."""
 
     axes: tuple[int, ...]
     of_all: bool
@@ -55,7 +55,7 @@ class Logical:
 
 @dataclass(frozen=True)
 class DynamicSlice:
-    """Of these sizes, from positions that are operands."""
+    """A slice of these sizes, from positions that are operands."""
 
     sizes: tuple[int, ...]
 

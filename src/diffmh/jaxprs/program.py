@@ -1,6 +1,6 @@
 """Programs: jaxprs with their calls inlined, in terms of our own.
 
-`compat` makes them; whatever reads a program reads these, and never a jaxpr's own parameters.
+`inlining` makes them; whatever reads a program reads these, and never a jaxpr's own parameters.
 """
 
 from __future__ import annotations

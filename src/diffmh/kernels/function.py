@@ -18,298 +18,21 @@ The function is run on a *tape*: the randomness of a step, one entry for each dr
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
-from .. import analysis, couplings, proposals
+from .. import analysis
 from ..base import trees, validate
 from ..base.validate import Checked
-from ..core.decisions import Acceptance, Bernoulli, Categorical, Decision
+from ..core.decisions import Decision
 from ..core.kernel import State, Step, Update
 from ..core.parameters import Parameters
 from ..core.values import Value
-from ..couplings import Coupling
-from ..proposals import Proposal
-
-_DECISIONS = {"accept": Acceptance, "bernoulli": Bernoulli, "categorical": Categorical}
-
-
-class Draw:
-    """The draws of one step, handed to a function that `diffmh.extend.update` makes a kernel of.
-
-    Decisions, whose probabilities may depend on θ, on the state and on earlier draws. Each takes an
-    array of independent ones as well.
-
-    - `accept(log_ratio)`: true with probability `min(1, exp(log_ratio))`;
-    - `bernoulli(log_odds)`: true with probability `1/(1 + exp(−log_odds))`;
-    - `categorical(logits)`: j with probability `softmax(logits)_j`; the values lead.
-
-    Noise: `uniform(shape)` on [0, 1), `normal(shape)`, and `propose(proposal, x)`.
-    """
-
-    def __init__(self, name: str):
-        self._name, self._trace = name, analysis.current_trace()
-
-    def accept(self, log_ratio: Checked[Float[Array, "*D"]]) -> Bool[Array, "*D"]:
-        """Accept or reject: true with probability `min(1, exp(log_ratio))`."""
-        return self._decide("accept", log_ratio)
-
-    def bernoulli(self, log_odds: Checked[Float[Array, "*D"]]) -> Bool[Array, "*D"]:
-        """True with probability `1/(1 + exp(−log_odds))`."""
-        return self._decide("bernoulli", log_odds)
-
-    def categorical(self, logits: Checked[Float[Array, "n *D"]]) -> Int[Array, "*D"]:
-        """`j` with probability `softmax(logits)_j`: the n values are the leading axis."""
-        return self._decide("categorical", logits)
-
-    def uniform(self, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Uniform numbers on [0, 1)."""
-        return self._noise("uniform", shape)
-
-    def normal(self, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
-        """Standard normal numbers."""
-        return self._noise("normal", shape)
-
-    def propose(
-        self, proposal: Checked[Proposal], x: PyTree, coupling: Checked[Coupling] | None = None
-    ) -> PyTree:
-        """`x' ~ q(· | x)`. An alternative proposes beside the primal by the coupling, or by the
-        best for the proposal. It accepts nothing: unless the proposal is symmetric, the log ratio
-        needs `proposal.log_prob(x', x) − proposal.log_prob(x, x')`.
-        """
-        self._check_place("propose")
-        where = "draw.propose(proposal, x, coupling=None)"
-        validate.instance(proposal, Proposal, where, "proposal")
-        if coupling is not None:
-            validate.instance(coupling, Coupling, where, "coupling")
-        return self._propose(proposal, x, couplings.suitable(coupling, proposal))
-
-    def _decide(self, kind: str, given: Any) -> Array:
-        self._check_place(kind)
-        what = f"what `{self._name}` passes to `draw.{kind}`"
-        ratio = validate.array_of(given, what)
-        validate.real_dtype(ratio.dtype, what)
-        if kind == "categorical" and (ratio.ndim == 0 or ratio.shape[0] < 2):
-            raise TypeError(
-                f"{what} must have at least two values along its leading axis, got shape"
-                f" {ratio.shape}."
-            )
-        return self._decided(kind, ratio)
-
-    def _refuse_proposal(self, proposal: Proposal) -> None:
-        """A coupling is one of two states with the same proposal: it must not depend on them."""
-        raise TypeError(
-            f"`{self._name}` makes the `{type(proposal).__name__}` that it passes to"
-            " `draw.propose`: make it outside of the function, where it depends on nothing that"
-            " the function is given; or write the move yourself, such as"
-            " `x + scale * draw.normal(x.shape)`."
-        )
-
-    def _check_place(self, kind: str) -> None:
-        """A draw inside of a loop or a branch would be made any number of times."""
-        if self._trace != analysis.current_trace():
-            raise TypeError(
-                f"`{self._name}` calls `draw.{kind}` inside of `jax.lax.cond`, `scan`, `vmap` or"
-                " `jit`: how many draws a step makes must be known. Draw before it, as many as may"
-                " be needed (`draw.uniform((n,))`, or an array of log ratios), and use the results"
-                " inside; or write the loop in Python."
-            )
-
-    @abstractmethod
-    def _decided(self, kind: str, ratio: Array) -> Array:
-        """The outcome of a decision."""
-
-    @abstractmethod
-    def _noise(self, kind: str, shape: tuple[int, ...]) -> Array:
-        """Noise that no parameter enters."""
-
-    @abstractmethod
-    def _propose(self, proposal: Proposal, x: PyTree, coupling: Coupling) -> PyTree:
-        """What is proposed."""
-
-
-class Entry(NamedTuple):
-    """A draw as it is known before any run: its kind and shape, whether its probabilities may
-    have a derivative, and whether they (or the state that is moved) depend on earlier outcomes.
-    """
-
-    kind: str
-    shape: tuple[int, ...] | None
-    decides: bool
-    depends: bool
-
-
-class _Slot(NamedTuple):
-    """How the randomness of a draw is made, for a key and a number of steps: the primal's, and what
-    an alternative needs on top.
-    """
-
-    kind: str
-    shape: tuple[int, ...] | None
-    make: Callable[[Any, int], PyTree]
-    make_coupling: Callable[[Any, int], PyTree] | None = None
-
-
-class _Recording(Draw):
-    """Notes which draws a function makes, while it is traced. `outcome`, which is traced too,
-    stands for the outcomes of all decisions.
-    """
-
-    def __init__(self, name: str, outcome: Bool[Array, ""]):
-        super().__init__(name)
-        self._outcome = outcome
-        self.slots: list[_Slot] = []
-        # What decides each draw: log ratios, or the state that is moved.
-        self.deciding: list[PyTree] = []
-
-    def _decided(self, kind, ratio):
-        is_choice = kind == "categorical"
-        shape = ratio.shape[1:] if is_choice else ratio.shape
-        draw = lambda key, num_steps: jax.random.uniform(key, (num_steps, *shape))
-        self._add(_Slot(kind, shape, draw), ratio)
-        outcome = self._outcome.astype(int) if is_choice else self._outcome
-        return jnp.broadcast_to(outcome, shape)
-
-    def _noise(self, kind, shape):
-        self._check_place(kind)
-        shape = _checked_shape(shape, f"draw.{kind}(shape)")
-        sample = getattr(jax.random, kind)
-        self._add(_Slot(kind, shape, lambda key, num_steps: sample(key, (num_steps, *shape))), None)
-        return jnp.zeros(shape)
-
-    def _propose(self, proposal, x, coupling):
-        if analysis.is_traced_with(proposal, self._outcome):
-            self._refuse_proposal(proposal)
-        x = trees.strong(x)
-        form = jax.eval_shape(lambda: x)
-        ahead = lambda key, num_steps: proposals.proposal_noise(proposal, key, form, num_steps)
-        beside = lambda key, num_steps: couplings.coupling_noise(
-            coupling, proposal, key, form, num_steps
-        )
-        self._add(_Slot("propose", None, ahead, beside), x)
-        return x
-
-    def _add(self, slot: _Slot, deciding: PyTree) -> None:
-        self.slots.append(slot)
-        self.deciding.append(deciding)
-
-
-def _checked_shape(shape: Any, where: str) -> tuple[int, ...]:
-    lengths = shape if isinstance(shape, tuple | list) else (shape,)
-    return tuple(validate.count(length, where, least=0) for length in lengths)
-
-
-class Noise(eqx.Module):
-    """The tape of a step: what each draw is made from."""
-
-    draws: tuple[PyTree, ...]
-    entries: tuple[Entry, ...] = eqx.field(static=True)
-
-
-class Moved(eqx.Module):
-    """A proposal of the primal, from `x` to `x_new`."""
-
-    x: PyTree
-    x_new: PyTree
-
-
-class _Playing(Draw):
-    """Plays a tape. For each of its entries `known` is the outcome of a decision, or where a
-    proposal led, if it is settled; `beside` are the primal's proposals for a chain that moves
-    beside it, with the coupling's randomness or, where that is `None`, by the same noise. What the
-    same function played `before` had the same proposals.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        noise: Noise,
-        known: Sequence[Any] | None = None,
-        beside: Sequence[Moved | None] | None = None,
-        coupling_noise: Sequence[PyTree] | None = None,
-        before: _Playing | None = None,
-    ):
-        super().__init__(name)
-        count, self._before = len(noise.entries), before
-        self._tape, self._known = noise, known or (None,) * count
-        self._beside, self._coupling_noise = beside or (None,) * count, coupling_noise
-        # For each entry the log ratio of a decision, its outcome, and the move of a proposal.
-        self.ratios: list[Array | None] = []
-        self.outcomes: list[Array | None] = []
-        self.moves: list[Moved | None] = []
-        self.proposals: list[Proposal] = []
-
-    def _decided(self, kind, ratio):
-        here = self._next(kind, ratio.shape[1:] if kind == "categorical" else ratio.shape)
-        outcome = self._known[here]
-        if outcome is None:
-            outcome = _DECISIONS[kind].draw(self._tape.draws[here], Value(ratio)).outcome
-        self._add(ratio, outcome, None)
-        return outcome
-
-    def _noise(self, kind, shape):
-        self._check_place(kind)
-        here = self._next(kind, _checked_shape(shape, f"draw.{kind}(shape)"))
-        self._add(None, None, None)
-        return self._tape.draws[here]
-
-    def _propose(self, proposal, x, coupling):
-        here = self._next("propose", None)
-        # By identity: what is made outside is one object, whatever it hides from a trace.
-        if self._before and self._before.proposals[len(self.proposals)] is not proposal:
-            self._refuse_proposal(proposal)
-        self.proposals.append(proposal)
-        x, x_new = trees.strong(x), self._known[here]
-        if x_new is None:
-            x_new = self._moved(here, proposal, x, coupling)
-            validate.same_form(x_new, x, f"what `{type(proposal).__name__}` proposes")
-        self._add(None, None, Moved(x, x_new))
-        return x_new
-
-    def _moved(self, here: int, proposal: Proposal, x: PyTree, coupling: Coupling) -> PyTree:
-        noise, primal = self._tape.draws[here], self._beside[here]
-        if primal is None:
-            return proposals.move(proposal, x, noise)
-        if self._coupling_noise is None:
-            moved = proposals.move(proposal, x, noise)
-            return trees.select(trees.equal(primal.x, x), primal.x_new, moved)
-        own = self._coupling_noise[here]
-        return couplings.couple(coupling, proposal, primal.x, primal.x_new, x, noise, own)
-
-    def _next(self, kind: str, shape: tuple[int, ...] | None) -> int:
-        here = len(self.ratios)
-        entries = self._tape.entries
-        expected = entries[here] if here < len(entries) else None
-        if expected is None or (expected.kind, expected.shape) != (kind, shape):
-            self._refuse_order(here, _described(kind, shape), expected)
-        return here
-
-    def _refuse_order(self, here: int, now: str, expected: Entry | None) -> None:
-        before = "no draw" if expected is None else _described(expected.kind, expected.shape)
-        raise TypeError(
-            f"`{self._name}` must make the same draws in the same order each time that it is"
-            f" called: draw {here} was {before}, and now is {now}."
-        )
-
-    def _add(self, ratio: Array | None, outcome: Array | None, move: Moved | None) -> None:
-        self.ratios.append(ratio)
-        self.outcomes.append(outcome)
-        self.moves.append(move)
-
-    def finish(self) -> None:
-        here, entries = len(self.ratios), self._tape.entries
-        if here < len(entries):
-            self._refuse_order(here, "no draw", entries[here])
-
-
-def _described(kind: str, shape: tuple[int, ...] | None) -> str:
-    return f"`{kind}`" + (f" of shape {shape}" if shape else "")
+from .tape import DECISIONS, Draw, Moved, Noise, Playing, Recording, Slot, TapeEntry
 
 
 class Played(Step):
@@ -330,8 +53,8 @@ class FunctionUpdate(Update):
     function: Callable[..., PyTree]
     density: Callable[..., Float[Array, ""]]
     # How its draws are made, where that is known: `prepared`.
-    slots: tuple[_Slot, ...] | None = None
-    entries: tuple[Entry, ...] | None = None
+    slots: tuple[Slot, ...] | None = None
+    entries: tuple[TapeEntry, ...] | None = None
 
     @property
     def name_in_messages(self) -> str:
@@ -347,20 +70,26 @@ class FunctionUpdate(Update):
     def prepared(self, theta, x, args):
         """Its draws, as a trace finds them."""
         arrays, rest = eqx.partition(args, eqx.is_array)
-        draws: list[_Recording] = []
+        draws: list[Recording] = []
 
         def record(outcome, of, arrays):
-            draw = _Recording(self.name_in_messages, outcome)
+            draw = Recording(self.name_in_messages, outcome)
             self._call(draw, of[0], of[1], eqx.combine(arrays, rest))
             draws.append(draw)
             return tuple(draw.deciding)
 
         outcome = jax.ShapeDtypeStruct((), bool)
+        # A decision whose ratio depends neither on θ nor on the state has no derivative, and no
+        # flips.
         by_outcome, by_state, _ = analysis.dependence(record, outcome, (theta, x), arrays)
         slots = tuple(draws[-1].slots)
-        used = lambda tree: any(jax.tree.leaves(tree))
+
+        def entry(slot: Slot, depends: PyTree, moves: PyTree) -> TapeEntry:
+            decides = slot.kind in DECISIONS and any(jax.tree.leaves(moves))
+            return TapeEntry(slot.kind, slot.shape, decides, any(jax.tree.leaves(depends)))
+
         entries = tuple(
-            Entry(slot.kind, slot.shape, slot.kind in _DECISIONS and used(moves), used(depends))
+            entry(slot, depends, moves)
             for slot, depends, moves in zip(slots, by_outcome, by_state, strict=True)
         )
         return FunctionUpdate(self.function, self.density, slots, entries)
@@ -376,7 +105,7 @@ class FunctionUpdate(Update):
             for slot, key in self._with_keys(key)
         )
 
-    def _with_keys(self, key: Key[Array, ""]) -> Iterable[tuple[_Slot, Key[Array, ""]]]:
+    def _with_keys(self, key: Key[Array, ""]) -> Iterable[tuple[Slot, Key[Array, ""]]]:
         """Each draw with a key of its own."""
         assert self.slots is not None, "not `prepared`"
         return zip(self.slots, jax.random.split(key, len(self.slots)), strict=True)
@@ -398,9 +127,11 @@ class FunctionUpdate(Update):
 
             value = draw.ratios[number]
             slope = parameters.derivative(ratio, value, state.value, fixed)
-            return _DECISIONS[entries[number].kind](outcomes[number], Value(value, slope))
+            return DECISIONS[entries[number].kind](outcomes[number], Value(value, slope))
 
-        follow = lambda x: self._play(theta, x, args, noise, fixed)[1]
+        def follow(x):
+            return self._play(theta, x, args, noise, fixed)[1]
+
         tangent = None if state.tangent is None else parameters.follow(follow, state.value).tangent
         arrays, rest = eqx.partition(args, eqx.is_array)
         return Played(
@@ -432,11 +163,13 @@ class FunctionUpdate(Update):
         decided = [number for number, entry in enumerate(entries) if entry.decides]
         for number, made in zip(decided, step.decisions, strict=True):
             outcomes[number] = made.outcome
+        # Entries before the flipped one are settled by the primal's run. Those after it are played
+        # on with the same randomness, unless nothing that decides them depends on an outcome.
         flipped = decided[decision]
         outcomes[flipped] = step.decisions[decision].flipped_outcome(candidate)
 
         def settled(number: int) -> PyTree:
-            """What comes out as it did: what decides it is not computed then."""
+            """The outcome that stays as it was: whatever decides it is not computed then."""
             if number > flipped and entries[number].depends:
                 return None
             move = step.moves[number]
@@ -448,9 +181,9 @@ class FunctionUpdate(Update):
 
     def _play(
         self, theta, x, args, noise: Noise, known=None, beside=None, **how: Any
-    ) -> tuple[_Playing, PyTree]:
+    ) -> tuple[Playing, PyTree]:
         """The function on a tape: what it drew, and the state that it led to."""
-        draw = _Playing(self.name_in_messages, noise, known, beside, **how)
+        draw = Playing(self.name_in_messages, noise, known, beside, **how)
         after = self._call(draw, theta, x, args)
         draw.finish()
         return draw, after

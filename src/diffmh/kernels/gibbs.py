@@ -95,6 +95,8 @@ class Gibbs(OfDensity, BlockUpdate):
         def density(theta, x, value, *args):
             return self.density(theta, self.result(x, noise, value), *args)
 
+        # The current label is possible, as the chain is there: derivatives at impossible ones are
+        # taken at it.
         values, here = jnp.arange(self.num_values), self.where(state.x)
         return Categorical.draw(noise, parameters.evaluate_each(density, state.value, values, here))
 
@@ -154,6 +156,8 @@ class UnitOdds(eqx.Module):
     def __call__(self, theta, x, y, *args):
         def of_units(theta):
             high = lambda state: (self.where(state) == self.values[1]).astype(float)
+            # Units are independent given the rest: log odds of a set of flips are the sum of
+            # theirs, +1 or −1 each.
             change = high(y) - high(x)
             odds = self.logits(theta, x, *args)
             return jnp.sum(jnp.where(change != 0, change * odds, 0.0))

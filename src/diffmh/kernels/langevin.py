@@ -24,6 +24,7 @@ class LangevinDrift(GaussianProposal):
     symmetric: bool = eqx.field(static=True, default=False)
 
     def mean(self, x):
+        # L Lᵀ ∇: the gradient in the metric whose unit step is L z.
         uphill = self.colour(self.pull(jax.grad(self.log_density)(x)))
         return trees.add(x, jax.tree.map(lambda leaf: 0.5 * leaf, uphill))
 

@@ -293,6 +293,7 @@ class _OfTheta(eqx.Module):
 
 
 def _proposed(proposal: Proposal, x: PyTree, noise: PyTree) -> PyTree:
+    # Never `sample`: the noise is the tape that the alternative and the derivative play again.
     x_new = proposals.move(proposal, x, noise)
     validate.same_form(x_new, x, f"what `{type(proposal).__name__}` proposes")
     return x_new

@@ -103,7 +103,7 @@ def _slopes(gradient: Any, value: Any, leading: int) -> list[NamedEntry]:
 
 
 def _largest(lines: list[Line], most: int) -> list[Line]:
-    """Those of the largest estimates, in their own order."""
+    """The entries with the largest estimates, in their own order."""
     order = np.argsort([-abs(line.estimate) for line in lines], kind="stable")[:most]
     return [lines[i] for i in np.sort(order)]
 

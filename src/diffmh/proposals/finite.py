@@ -119,6 +119,7 @@ def shifted(label: Array, shift: Array, num_values: int) -> Array:
     """`(label + shift) mod num_values` for a shift of 1 to `num_values − 1`, in the label's type,
     which need not hold the sum.
     """
+    # label + shift ≥ n iff label ≥ n − shift: the sum itself is never formed.
     back = num_values - shift
     wide = label.astype(shift.dtype)
     return jnp.where(wide >= back, wide - back, wide + shift).astype(label.dtype)

@@ -46,5 +46,6 @@ def forget(
     x, part_new, tangent, moved = map(proposal.moved_part, (x, x_new, tangent, tangent_new))
     z = walk.whiten(trees.subtract(part_new, x))
     shift = jax.tree.map(lambda leaf: RATE * leaf, tangent)
+    # ∂/∂m log N(z; m, I) at m = 0, along L⁻¹ λẋ: z · L⁻¹ λẋ.
     score = trees.dot(z, walk.whiten(shift))
     return Forgotten(proposal.with_moved_part(tangent_new, trees.subtract(moved, shift)), score)

@@ -41,6 +41,8 @@ class GaussianProposal(NoiseProposal):
         """`L z` for each step."""
         self.check_floats(x)
         leaves, structure = jax.tree.flatten(x)
+        # A state of one array draws from the key itself: the same noise as the array alone would
+        # have.
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         draws = [
             jax.random.normal(k, (num_steps, *leaf.shape), leaf.dtype)
@@ -202,6 +204,7 @@ class CrankNicolson(GaussianProposal):
         return (*self._beta_in_range(), *super().conditions(), *centre)
 
     def mean(self, x):
+        # c + √(1−β²)(x − c) + β L z has the law N(c, L Lᵀ) if x has.
         keep = jnp.sqrt(1 - self.beta**2)
 
         def towards(leaf, centre):

@@ -44,6 +44,7 @@ class On(NoiseProposal):
     def __init__(self, where: Checked[Callable[[Any], Any]], proposal: Checked[Proposal]):
         self.where = validate.function(where, "On(where, proposal)", "where", "state -> part")
         self.proposal = validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
+        # The rest of the state stays as it is, so q of the whole is q of the part.
         self.symmetric = proposal.symmetric
 
     def sample(self, key, x):

@@ -71,6 +71,7 @@ class OneLabel(NoiseProposal):
     def log_prob(self, x, x_new):
         differs = (x != x_new).ravel()
         sites = 1 if self.site is not None else x.size
+        # One of the m sites and one of the n − 1 other values there, each alike: symmetric.
         possible = jnp.sum(differs) == 1
         if self.site is not None:
             possible &= jnp.any(differs & (jnp.arange(x.size) == ravel_site(self.site, x.shape)))

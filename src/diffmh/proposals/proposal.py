@@ -149,6 +149,8 @@ class NoiseProposal(Proposal):
         noise = trees.take(self.noise(key, x, 1), 0)
         # Every use of the sample within a program must see the same bits.
         opaque_false = rounding.opaque_false(jax.random.fold_in(key, 0x6E6576))
+        # The noise too: a product in it that is contracted with a sum in `move` would round
+        # differently in `log_prob`'s copy of it.
         moved = self.move(x, rounding.round_here(noise, opaque_false))
         return rounding.round_here(moved, opaque_false)
 

@@ -64,6 +64,7 @@ class SpinFlip(NoiseProposal):
         if self.site is not None:
             elsewhere = differs & (jnp.arange(x.size) != ravel_site(self.site, x.shape))
             return jnp.where(jnp.any(elsewhere), -jnp.inf, -math.log(2))
+        # The state itself is proposed with probability ½, from whichever site: m · 1/(2m).
         one_site = jnp.where(jnp.sum(differs) == 1, -math.log(2 * x.size), -jnp.inf)
         return jnp.where(same, -math.log(2), one_site)
 

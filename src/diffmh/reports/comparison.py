@@ -134,6 +134,8 @@ def compared(
     for estimator, run, error in zip(estimators, runs, errors, strict=True):
         value, value_error = mean_and_error(run.value)
         slope = run.jacobian.mean(axis=-1)
+        # A geometric mean: entries have units of their own, and only ratios between estimators
+        # count.
         logs = 2 * np.log(error[told]) if told.any() else np.zeros(1)
         cost = run.seconds * math.exp(float(np.mean(logs)))
         rows.append(

@@ -49,6 +49,7 @@ def split_r_hat(
     """Split R̂, `√(base + B/W)`: B the variance of the means over half chains, W that within a
     chain; the largest of the entries.
     """
+    # An entry that does not vary within chains tells nothing, and is left out.
     ratio = means.var(axis=-1, ddof=1) / np.where(within > 0, within, np.inf)
     return math.sqrt(base + float(np.nan_to_num(ratio).max()))
 
@@ -67,6 +68,8 @@ def gradient_r_hat(
     sized = length.reshape(-1, 1, 1, 1)
     mean = np.sum(sized * stretches, axis=0) / length.sum()
     num_free = stretches.shape[-1] * (len(stretches) - 1)
+    # A mean over L steps has the variance v/L: length × squared deviation estimates v, the variance
+    # per step, from each stretch.
     per_step = np.sum(sized * (stretches - mean) ** 2, axis=(0, -1)) / num_free
     return split_r_hat(joined(halves), per_step / half_length, base=0.0)
 
@@ -122,6 +125,7 @@ def autocorrelation_time(series: Float[np.ndarray, "C n"]) -> float:
     itself (Sokal 1997); at least 1.
     """
     draws = series.shape[-1]
+    # Padded to twice the length: a circular correlation of these is the linear one.
     spectrum = np.abs(np.fft.rfft(series - series.mean(), 2 * draws)) ** 2
     covariance = np.fft.irfft(spectrum.mean(axis=0))[:draws] / draws
     if not covariance[0] > 0:

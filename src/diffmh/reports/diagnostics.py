@@ -217,6 +217,7 @@ def of_estimates(
         name = f"`theta{jax.tree_util.keystr(path)}`"
         here = slice(first, first + np.size(leaf))
         first += np.size(leaf)
+        # Exactly 0 in every chain: an estimate that is merely small has an error.
         dead = np.all((slope[here] == 0) & (error[here] == 0), axis=1)
         if not np.all(np.isfinite(slope[here])):
             yield f"the gradient with respect to {name} is not finite: see the other warnings."
@@ -258,6 +259,7 @@ def diagnose(outcome: Outcome) -> Diagnosis:
     rates = np.where(decided, counts.accepted / np.where(decided, counts.decisions, 1.0), math.nan)
     has_slots = counts.slot_steps.sum() > 0
     alive, recoupled = counts.alive.sum(), counts.recoupled.sum()
+    # Within a chain: a weight as large as all that was born there means that it alone is left.
     share = np.max(counts.max_weight / np.where(counts.weight_born > 0, counts.weight_born, np.inf))
     largest = np.asarray(outcome.log_density)
     # Time at risk over events: the right mean also when other alternatives were pruned before they

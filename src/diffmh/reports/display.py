@@ -63,6 +63,7 @@ def number_with_error(value: float, error: float) -> str:
     """`value ± error` with two significant digits of the error."""
     if not math.isfinite(value) or not math.isfinite(error) or error == 0:
         return f"{value:.6g} ± {error:.2g}"
+    # The value has as many decimals as its error: digits beyond are noise.
     digits = _digits(error)
     # Numbers with more digits than these are easier to read with an exponent.
     if not -3 <= digits <= 8:

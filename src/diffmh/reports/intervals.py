@@ -46,6 +46,7 @@ def shape(
     if stretches is None or length is None or length.size < 2:
         return of_chains
     sized = length.reshape(-1, *(1,) * chains.ndim)
+    # Contributions to the chain's sum: a longer stretch counts for more.
     parts = np.moveaxis(sized * (stretches - mean), 0, -1)
     of_parts = _standardised(parts.reshape(*chains.shape[:-1], -1))
     kurtosis = 3 + np.maximum(of_parts.kurtosis - 3, 0) / length.size
@@ -77,6 +78,7 @@ def ends(
     steep = np.where(np.abs(lean) > 1e-6, lean, 1.0)
 
     def student(h):
+        # The inverse of Hall's cubic; as a → 0 it is h − centre.
         bent = (np.cbrt(1 + 3 * steep * (h - centre)) - 1) / steep
         return np.where(np.abs(lean) > 1e-6, bent, h - centre)
 
@@ -88,5 +90,6 @@ def quantile(shape: Shape, num_chains: int, level: float) -> Numbers:
     from scipy.special import stdtrit
 
     excess = np.maximum(shape.kurtosis - 1, 1e-3)
+    # Var(s²)/σ⁴ ≈ (κ − 1)/C = 2/ν.
     freedom = np.clip(2 * num_chains / excess, 1, num_chains - 1)
     return stdtrit(freedom, 0.5 + level / 2)

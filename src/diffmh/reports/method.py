@@ -32,6 +32,7 @@ class Method(eqx.Module):
     @staticmethod
     def of(kernel: Kernel, estimator: Estimator, num_parameters: int, lag: int) -> Method:
         follows = isinstance(estimator, StochasticDerivative)
+        # Advice must differ from what is in use, so both are looked up in the same way.
         pairs = [_coupling_of(update) for update in kernel.updates()]
         used = _names(used for used, _ in pairs)
         best = _names(best for _, best in pairs)

@@ -266,6 +266,7 @@ def gradient_tree(
     # All of it in NumPy: JAX would compile every operation for every shape.
     flat = np.asarray(flat)
     num_parameters, num_values, *chains = flat.shape
+    # The order of `ravel_pytree`, in which the P parameters were flattened.
     parameters, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, theta))
     ends = np.cumsum([parameter.size for parameter in parameters])
 

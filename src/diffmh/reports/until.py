@@ -89,6 +89,7 @@ class Stopping:
 
     def reach(self, report: Report) -> tuple[float, float]:
         """How far the widest interval reaches from its estimate, and how far it may."""
+        # The larger of the two sides of an interval, which need not be symmetric.
         means = [np.asarray(leaf) for leaf in jax.tree.leaves(report.gradient)]
         ends = [np.asarray(leaf) for leaf in jax.tree.leaves(report.interval(self.until.level)[1])]
         reach = max(
@@ -109,6 +110,8 @@ class Stopping:
         wanted = min(max(rounds + 1, math.ceil(min(needed, 2 * rounds))), self.most)
         if self.until.max_seconds is not None:
             spent = time.monotonic() - self._began
+            # At the speed of the rounds so far, compilation included: it errs towards stopping
+            # early.
             left = (self.until.max_seconds - spent) * rounds / max(spent, 1e-9)
             wanted = min(wanted, rounds + math.floor(max(0.0, left)))
         return wanted

@@ -81,6 +81,7 @@ def _rows(data: Ascents, budget: str, tolerance: float) -> list[Claim]:
 
 def batch_error(values: np.ndarray, num_batches: int = 8) -> float:
     """The standard error of a correlated sequence's mean, from the means of its batches."""
+    # Batches longer than the correlation of the iterates are nearly independent.
     means = [batch.mean() for batch in np.array_split(values, num_batches)]
     return float(np.std(means, ddof=1) / num_batches**0.5)
 

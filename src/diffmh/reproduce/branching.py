@@ -87,7 +87,7 @@ def plot(data: Branching, narrow: bool) -> Figure:
 
 
 def film(data: Branching) -> dict[str, Any]:
-    """What the page's player draws: the path up to a step, and the alternatives so far."""
+    """The data that the page's player draws: the path up to a step, and the alternatives so far."""
     return {
         "kind": "branching",
         "title": "Branching paths, step by step",

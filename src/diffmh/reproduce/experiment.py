@@ -19,7 +19,7 @@ from .progress import Status
 
 
 class Refused(ValueError):
-    """What cannot be run was asked for; nothing was computed. Its text says why, and what to do."""
+    """Raised for what cannot be run, before anything is. The text says why, and what to do."""
 
 
 # The heads of the table, of a `Claim`'s fields in their order.

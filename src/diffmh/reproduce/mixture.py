@@ -106,6 +106,7 @@ def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Mixture
     found = [at(*point) for point in progress.over(points, lambda point: f"h = {point[0]:.1f}")]
     value, _, slope, slope_error = (np.array(column) for column in zip(*found, strict=True))
     best = maximiser()
+    # The claims compare with enumeration, never with another run.
     entropies, slopes = np.array([exact(at) for at in h]).T
     data = MixtureData(
         path=np.asarray(path.primal),

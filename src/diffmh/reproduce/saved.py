@@ -101,8 +101,8 @@ def _data(experiment: Experiment, content: bytes) -> Data:
 
 
 def load(experiment: Experiment, out: pathlib.Path) -> Saved | None:
-    """What this code saved of an experiment; `None` where there is nothing, or other code's, or
-    only part, or a file that has changed since.
+    """The outcome that this code saved of an experiment; `None` where there is nothing, or other
+    code's, or only part, or a file that has changed since.
     """
     try:
         record = json.loads((out / f"{experiment.name}.json").read_text(encoding="utf-8"))

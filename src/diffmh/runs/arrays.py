@@ -41,6 +41,8 @@ class ArrayFiles:
             for name, (shape, dtype) in zip(self._names, self.forms, strict=True):
                 (new / name).unlink(missing_ok=True)
                 np.lib.format.open_memmap(new / name, "w+", dtype, shape)
+                # A new file is sparse: without its blocks, a full disk would be found out by a
+                # signal in the middle of the run.
                 if hasattr(os, "posix_fallocate"):
                     with (new / name).open("r+b") as file:
                         os.posix_fallocate(file.fileno(), 0, os.path.getsize(new / name))

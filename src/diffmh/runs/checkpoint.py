@@ -93,6 +93,8 @@ def fingerprint(function: Callable[..., Any], parts: Mapping[str, PyTree]) -> di
             " these values as `args`."
         )
     digests = {name: _digest(jax.tree.leaves(part)) for name, part in parts.items()}
+    # The lowered text holds all static values: functions, shapes, options. Two problems with the
+    # same text and the same arrays compute the same numbers.
     text = traced.lower().as_text()
     digests["program"] = hashlib.sha256((text + _digest(constants)).encode()).hexdigest()
     digests["JAX or the device"] = f"jax {jax.__version__} on {jax.devices()[0].platform}"
@@ -124,6 +126,7 @@ def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
             leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(form))
         else:
             leaf = jnp.asarray(leaf, form.dtype).reshape(form.shape)
+        # Where arrays live is not part of a checkpoint: a run may go on with other devices.
         shared = isinstance(form, jax.Array) and len(form.sharding.device_set) > 1
         return jax.device_put(leaf, form.sharding) if shared else leaf
 
@@ -233,6 +236,7 @@ class Store:
         except OSError as error:
             raise OSError(f"{self.name} cannot be used: {error}.") from error
         try:
+            # Parts are removed only under the lock: they may be another process's work in progress.
             self._lock = _locked(self.directory / _LOCK)
             for left in self.directory.iterdir():
                 if _PART.fullmatch(left.name):
@@ -311,6 +315,8 @@ class Store:
         self.refuse_unless_writable()
         numbers = self.numbers()
         path = self._path(1 + max(numbers, default=0))
+        # The name of a checkpoint appears by `rename` alone, which is atomic: a reader sees a whole
+        # file or none.
         part = path.with_name(f"{path.name}.part")
         try:
             with new_file(part) as file:
@@ -346,6 +352,7 @@ class Store:
             return
         if not self.directory.is_dir():
             raise NotADirectoryError(f"{self.name} is a file: give the path of a directory.")
+        # Before anything is created: a mistyped path must not fill a user's directory.
         foreign = sorted(path.name for path in self.directory.iterdir() if not _is_ours(path))
         if not self.numbers() and (self.directory / DRAWS).exists():
             # The first checkpoint is older than our draws: without one they are the user's.

@@ -96,6 +96,7 @@ def over_groups(
     *common: PyTree,
 ) -> PyTree:
     """The same as `over_shards`, but one group of chains after the other on one device."""
+    # `Plan.num_groups` divides the number of chains, on each device.
     size = keys.shape[0] // num_groups
 
     def split(leaf: Array) -> Array:
@@ -212,6 +213,7 @@ class Hosts(eqx.Module):
             return np.array([number])
         assert self.mesh is not None
         everywhere = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        # Every device of a host says the host's number; the first of them is read.
         own = np.full(1, number, np.int32)
         said = jax.make_array_from_callback((self.mesh.size,), everywhere, lambda _: own)
         of_device = [device.process_index for device in self.mesh.devices.flat]
@@ -239,6 +241,8 @@ class Hosts(eqx.Module):
             return
         total = 0
         for leaf in filter(eqx.is_array_like, jax.tree.leaves(trees)):
+            # A checksum, as only one number can be exchanged: different values collide once in 2³²
+            # times.
             total = zlib.crc32(as_numpy(leaf).tobytes(), total)
         if len(set(self.each(int(np.uint32(total).view(np.int32))))) > 1:
             raise ValueError(

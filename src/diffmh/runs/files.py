@@ -40,6 +40,7 @@ def write_whole(path: pathlib.Path, write: Callable[[pathlib.Path], object]) -> 
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     with new_file(part):
         write(part)
+    # Atomic on one file system, which is why the part lies beside its target.
     os.replace(part, path)
 
 

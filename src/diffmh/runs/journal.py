@@ -46,6 +46,7 @@ class Part:
     def record(self, hosts: Hosts) -> Record:
         rows = zip(*map(jax.tree.leaves, self.results), strict=True)
         # The state at the beginning follows from the problem, and is not saved.
+        # By identity: a state that only looks like the beginning was reached, and is saved.
         state = None if self.state is self.begin else hosts.gathered(self.state)
         leaves = map(as_numpy, jax.tree.leaves(eqx.filter(state, _is_array)))
         return Record(self.problem, [np.stack(leaf) for leaf in rows], list(leaves), self.done)
@@ -100,6 +101,7 @@ class Journal:
     def save(self) -> None:
         """Save all parts, with those of the newest checkpoint that have not been reached yet."""
         if self.store is not None:
+            # A run that was interrupted before it reached these again must not lose them.
             later = self._found[len(self.parts) :]
             self.store.save([*(part.record(self.hosts) for part in self.parts), *later])
             self._saved = [part.place for part in self.parts]

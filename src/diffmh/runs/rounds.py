@@ -57,6 +57,8 @@ class Course:
 
     def follow(self, round_of: Callable[[int], Round]) -> list[PyTree]:
         """The results of the rounds of the next part."""
+        # Parts are known by the order in which they are asked for, which a composition never
+        # changes.
         number, self._next_part = self._next_part, self._next_part + 1
         if number == len(self._journal.parts):
             first = round_of(0)
@@ -78,6 +80,8 @@ class Course:
         count, result = (1 if watched else one.num_blocks), None
         while part.done < one.num_blocks:
             last, began = min(part.done + count, one.num_blocks), time.monotonic()
+            # The state is a function of the problem and of how many blocks led to it, not of how
+            # they were cut: so `part.done` says all that a checkpoint has to know.
             state, result = one.advance(part.done, last, part.state)
             if watched:
                 jax.block_until_ready(result)

@@ -65,6 +65,8 @@ class Analysis:
         flags = [
             bool(targets) and self.linear.issuperset(targets) for targets in control.edges().into
         ]
+        # A carried sum of a loop that is left at different times is banked inside of it, at the end
+        # of each iteration (`_WhileRun.accumulated`), though its variables within are not linear.
         if isinstance(control, While) and self.stops_apart(control):
             constants = len(flags) - len(equation.outputs)
             flags[constants:] = [output in self.accumulated for output in equation.outputs]
@@ -126,6 +128,8 @@ def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
     analysis = Analysis(tangent=set(differentiated))
     facts = (analysis.tangent, analysis.branched, analysis.continuous, analysis.branching)
     until_stable(functools.partial(_forward, analysis, program), facts)
+    # Linear use rests on which operands are fixed, thus on `branched`: it comes after the fixed
+    # point.
     _find_linear(analysis, program)
     analysis.matters.update(atom for atom in program.outputs if isinstance(atom, Variable))
     until_stable(functools.partial(_backward, analysis, program), (analysis.matters,))
@@ -136,6 +140,7 @@ def until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
     """Takes steps until the sets no longer change. Each step only adds, or only takes away, so that
     their sizes tell.
     """
+    # Sets over a finite program, changed in one direction only: this ends.
     before = -1
     while (size := sum(map(len, facts))) != before:
         before = size
@@ -155,6 +160,7 @@ def _forward_control(analysis: Analysis, equation: Equation) -> None:
     spread(equation, facts, functools.partial(_forward, analysis))
     apart = analysis.goes_apart(equation)
     if apart:
+        # Even an output that is computed alike in each branch differs if the branches do.
         analysis.branched.update(equation.outputs)
         if isinstance(equation.control, While):
             analysis.branched.update((*equation.control.carry, *equation.control.seen))
@@ -175,6 +181,8 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
     if equation.primitive == SAMPLE:
         if differentiated:
             analysis.branching.add(equation)
+        # A draw is discrete: theta reaches it through the flips of its outcome, never through a
+        # tangent.
         branched, differentiated = branched or differentiated, False
     if equation.primitive in primitives.STOPPED:
         differentiated = False
@@ -267,6 +275,8 @@ def _used_linearly(program: Program, uses: Sequence[Use]) -> set[Variable]:
     variables = {*program.inputs}
     for equation in every_equation(program):
         variables.update(equation.outputs, *(inner.inputs for inner in equation.inner))
+    # The greatest fixed point: all are taken to be linear until a use says otherwise, so that a sum
+    # that is carried around a loop, whose only use is itself, stays.
     linear = {variable for variable in variables if jnp.issubdtype(variable.dtype, jnp.inexact)}
 
     def keep_what_is_used_linearly():
@@ -306,6 +316,7 @@ def _control_uses(analysis: Analysis, equation: Equation) -> Iterator[Use]:
     edges, apart = control.edges(), analysis.goes_apart(equation)
     sums = dict(_sums_of(analysis, equation))
     for operand, targets in zip(equation.inputs, edges.into, strict=True):
+        # What starts a sum is used as the sum's result is: between the two it is only added to.
         sum_of = [sums[target] for target in targets if target in sums]
         yield operand, tuple(sum_of) or targets or _NONLINEAR
     yield from ((source, (target,)) for source, target in edges.around)

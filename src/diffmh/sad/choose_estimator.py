@@ -51,6 +51,8 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     form = (estimator, count, group)
     chosen = kept.get(form)
     rest = None if chosen is None else _find(chosen, runs.of(later, group))
+    # Where a probability of exactly 0 or 1 moves, the score is biased: whatever contains it must
+    # go, for the pilot's own replicates too.
     if disagreement(pilot):
         trusted, by = pilot.others["alternatives"], alternatives
     else:
@@ -120,6 +122,7 @@ def _work(program: Program, copies: Callable[[Variable], int]) -> int:
     for equation in program.equations:
         if equation.control is None:
             total += sum(math.prod(out.shape) * copies(out) for out in equation.outputs)
+        # A `while_loop` counts as one round, for all estimators alike: only ratios matter.
         rounds = equation.control.length if isinstance(equation.control, Scan) else 1
         total += rounds * sum(_work(inner, copies) for inner in equation.inner)
     return total

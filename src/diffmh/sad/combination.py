@@ -31,6 +31,7 @@ def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Fl
     replicates comes from the other half alone.
     """
     # Coefficients fitted on the replicates that they are applied to would be a bias.
+    # E[b S] = E[b] E[S] = 0 for a coefficient b that is independent of S.
     half = parts.slope.shape[-1] // 2
     one, other = (
         jax.tree.map(lambda array: array[..., where], (parts, alternatives))
@@ -64,6 +65,7 @@ def _fitted(
     other_difference = _less(explained, others.score, other_difference)
     covariance = _covariance(other_base, other_difference)
     variance = _covariance(other_difference, other_difference)
+    # min_a Var(A + a (G − A)) is at a = −Cov(A, G − A) / Var(G − A).
     share = _ratio(covariance, variance) * _varies(other_alternatives)
     return base - share[..., None] * difference
 
@@ -73,8 +75,8 @@ def _explained(score: Float[Array, "P D"], base: Float[Array, "P F D"]) -> Float
     scores, or with many parameters of its own alone (Q = 1).
     """
     count, size = score.shape
-    still = score - jnp.mean(score, axis=-1, keepdims=True)
-    with_base = jnp.einsum("qd,pfd->pfq", still, base - jnp.mean(base, axis=-1, keepdims=True))
+    still = _centred(score)
+    with_base = jnp.einsum("qd,pfd->pfq", still, _centred(base))
     if count * _PER_CONTROL > size:
         own = jnp.einsum("pfp->pf", with_base)
         found = _ratio(own, jnp.sum(still**2, axis=-1)[:, None])[..., None]
@@ -103,8 +105,11 @@ def _varies(base: Float[Array, "P F D"]) -> Array:
 
 
 def _covariance(a: Float[Array, "P F D"], b: Float[Array, "P F D"]) -> Float[Array, "P F"]:
-    still = lambda array: array - jnp.mean(array, axis=-1, keepdims=True)
-    return jnp.mean(still(a) * still(b), axis=-1)
+    return jnp.mean(_centred(a) * _centred(b), axis=-1)
+
+
+def _centred(array: Array) -> Array:
+    return array - jnp.mean(array, axis=-1, keepdims=True)
 
 
 def _ratio(covariance: Array, variance: Array) -> Array:

@@ -38,6 +38,7 @@ class _CondRun:
         self, world: World, number: int, inputs: Sequence[Value], banked: Sequence[bool]
     ) -> tuple[World, list[Value]]:
         """Runs one branch."""
+        # A branch is a program of its own, at the end of which all of its draws have been pruned.
         branch = self.choice.branches[number]
         after, outputs = evaluate(self.analysis, branch, world, inputs, banked)
         return finish(after, outputs) if self.branching else (after, outputs)
@@ -49,6 +50,8 @@ class _CondRun:
         world, key = world.spawn()
 
         def run(number, inputs):
+            # All branches spawn from the same key: one alone is taken, so no two uses of it ever
+            # meet.
             within = world.replace(key=key, spawned=0)
             after, outputs = self.branch(within, number, inputs, banked)
             return Carried(as_foreseen(self.analysis, after, variables, outputs), after.lanes)
@@ -119,6 +122,8 @@ def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
             [value.tangents(world.num_parameters, world.weight.dtype) for value in column],
         )
     slots = [in_lanes(value, world.num_slots) for value in column]
+    # The primal's tangent is that of the primal's branch. What the alternatives in other branches
+    # differ by is still in their slots, and banked when the value is used linearly.
     own = index.alternative.reshape(-1, *(1,) * (slots[0].ndim - 1))
     return Value(primal, tangent, _select(own, slots))
 

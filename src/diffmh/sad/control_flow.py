@@ -62,6 +62,7 @@ def _prune_before(analysis: Analysis, program: Program, num_carry: int) -> int |
     """The first equation by which everything that is carried on is known: what follows is
     computed for the survivors only.
     """
+    # A sum that is banked does not tell alternatives apart, so it need not be known by then.
     carried = {
         atom
         for atom in program.outputs[:num_carry]
@@ -142,6 +143,8 @@ class _ScanRun:
         """For all iterations."""
         body, length = self.loop.body, self.loop.length
         key_uniforms, key_inner = jax.random.split(self.key)
+        # As many as the body takes in one iteration, for all of them: a loop's own keys would be
+        # drawn one by one inside of it.
         count = self.analysis.num_uniforms(body) if self.branching else 0
         nested = any(
             _needs_key(self.analysis, inner) and inner not in self.coupling
@@ -246,6 +249,8 @@ def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
     y = _first(y)
     if y.alternative is None or stamps is None:
         return y
+    # A row was written by the alternative that has slot k now iff no birth came after it: then, and
+    # only then, the counts agree.
     current = (stamps == births[None]).T
     current = current.reshape(*current.shape, *(1,) * (y.alternative.ndim - 2))
     return Value(y.primal, y.tangent, jnp.where(current, y.alternative, y.primal[None]))
@@ -330,6 +335,8 @@ class _WhileRun:
         values, count = rounds.carried.values, rounds.count
         chance = _chance(self.analysis, self.loop.body, jax.random.fold_in(self.key, count))
         within = _inner(self.world.replace(lanes=rounds.carried.lanes), *chance)
+        # Who runs is decided by the values at the beginning of the iteration, before the body
+        # changes them, as in `lax.while_loop`.
         runs = self.runs(within, values) if self.apart else None
         within = within if runs is None else self.only(within, runs)
         within, outputs = evaluate(
@@ -349,6 +356,8 @@ class _WhileRun:
         """The world for those that run. One that has stopped stays as it is, whatever the body
         would make of it: it may not be compared until the end of the iteration.
         """
+        # An alternative is compared with the primal only in an iteration that both run. Otherwise
+        # equal values mean nothing: one of them is frozen, the other not.
         pinned = -1 if within.lanes.pinned is None else within.lanes.pinned
         pinned = jnp.where(runs.slots & runs.primal, pinned, within.births)
         was_running = within.running
@@ -406,6 +415,8 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
     slots = select_slots(runs.slots, in_lanes(new, world.num_slots), in_lanes(old, world.num_slots))
     if not banked:
         return Value(primal, tangent, slots)
+    # slots − old = the alternative's term of this iteration, or 0 if it has stopped; primal − old
+    # is the primal's. Differences of earlier iterations are banked already.
     difference = (slots - old.primal[None]) - (primal - old.primal)[None]
     return add_difference(world, Value(primal, tangent), difference)
 

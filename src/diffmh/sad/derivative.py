@@ -76,6 +76,8 @@ def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
     key = jax.random.fold_in(run.key, _PRUNE + 1)
     shape = (min(NUM_PROBES, flat.size), flat.size)
     # Of a parameter without a score nothing is known: it counts like the others.
+    # Any directions are unbiased, as they only decide who is pruned. In units of the scores no
+    # parameter's weights are drowned by another's.
     known = jnp.isfinite(scale) & (scale > 0)
     usual = jnp.mean(jnp.where(known, scale, 0.0)) / jnp.maximum(jnp.mean(known), 1 / flat.size)
     unit = jnp.where(known, scale, jnp.where(usual > 0, usual, 1.0))

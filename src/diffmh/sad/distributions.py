@@ -48,16 +48,28 @@ def _in_unit(p: Any) -> Any:
 _MOST_RATE, _LEAST_CHANCE = 2.0**30, 2.0**-25
 UNIT = Range("in [0, 1]", _in_unit)
 COUNT = Range("at least 0", lambda n: n >= 0)
-RATE = Range("in [0, 2³⁰]", lambda rate: (rate >= 0) & (rate <= _MOST_RATE))
-CHANCE = Range("in [2⁻²⁵, 1]", lambda p: (p >= _LEAST_CHANCE) & _in_unit(p))
-LOGITS = Range(
-    "below +∞, none of them NaN and not all −∞",
-    lambda logits: (logits < jnp.inf).all(-1) & (logits > -jnp.inf).any(-1),
-)
-WEIGHTS = Range(
-    "finite, none of them negative and not all 0",
-    lambda p: ((p >= 0) & (p < jnp.inf)).all(-1) & (p > 0).any(-1),
-)
+
+
+def _is_rate(rate: Any) -> Any:
+    return (rate >= 0) & (rate <= _MOST_RATE)
+
+
+def _is_chance(p: Any) -> Any:
+    return (p >= _LEAST_CHANCE) & _in_unit(p)
+
+
+def _are_logits(logits: Any) -> Any:
+    return (logits < jnp.inf).all(-1) & (logits > -jnp.inf).any(-1)
+
+
+def _are_weights(p: Any) -> Any:
+    return ((p >= 0) & (p < jnp.inf)).all(-1) & (p > 0).any(-1)
+
+
+RATE = Range("in [0, 2³⁰]", _is_rate)
+CHANCE = Range("in [2⁻²⁵, 1]", _is_chance)
+LOGITS = Range("below +∞, none of them NaN and not all −∞", _are_logits)
+WEIGHTS = Range("finite, none of them negative and not all 0", _are_weights)
 
 
 def _all_in(*ranges: Range) -> Callable[..., Any]:
@@ -75,6 +87,8 @@ def _to_neighbours(value: Array, across: Callable[[Array], Array], derivative: A
     δ_k/(p_k + p_{k+1}) = w(k → k+1) = −w(k+1 → k), where δ_k = −∂F(k) is the flow across the
     boundary between k and k + 1.
     """
+    # The flow across each boundary must be δ_k = p_k w(k → k+1) − p_{k+1} w(k+1 → k). With both
+    # weights of one size, which has the least second moment, each is δ_k/(p_k + p_{k+1}).
     k = value.astype(derivative.dtype)
     return [(value + 1, across(k) * derivative), (value - 1, -across(k - 1) * derivative)]
 
@@ -164,10 +178,13 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
     it. The first mass counts as 1 and the sum is normalised: in float32, masses of large counts are
     known to few digits, but their ratios to all.
     """
+    # Non-decreasing in the uniform, as `Sampler.invert` must be: sums of masses are.
     start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0).astype(jnp.int32)
     first = (start, jnp.ones_like(mean), jnp.ones_like(mean))
+
     # Counted in integers: in float32, 2²⁴ + 1 is 2²⁴, and the walk would not end.
-    ratio_at = lambda k: ratio(k.astype(mean.dtype))
+    def ratio_at(k):
+        return ratio(k.astype(mean.dtype))
 
     def step(state):
         k, mass, total = state
@@ -180,16 +197,21 @@ def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array],
         return (ahead >= 1) | (mass * ahead > 1e-3 * jnp.finfo(total.dtype).eps * total)
 
     _, _, total = jax.lax.while_loop(matters, step, first)
-    return jax.lax.while_loop(
-        lambda state: (uniform * total >= state[2]) & matters(state), step, first
-    )[0]
+
+    def is_below(state):
+        return (uniform * total >= state[2]) & matters(state)
+
+    return jax.lax.while_loop(is_below, step, first)[0]
 
 
 def _invert_binomial(uniform, n, p):
     p, size = jnp.clip(UNIT.inside(p, 0.0), 0.0, 1.0), jnp.maximum(n, 0).astype(p.dtype)
-    ratio = lambda k: jnp.where(
-        k < size, (size - k) * p / ((k + 1) * jnp.where(p < 1, 1 - p, 1.0)), 0.0
-    )
+
+    def ratio(k):
+        """p_{k+1}/p_k, which is 0 at n: no draw is above it."""
+        failure = jnp.where(p < 1, 1 - p, 1.0)
+        return jnp.where(k < size, (size - k) * p / ((k + 1) * failure), 0.0)
+
     return _walk(uniform, size * p, size * p * (1 - p), ratio).astype(n.dtype)
 
 
@@ -210,7 +232,10 @@ def _invert_negative_binomial(uniform, r, p):
     some = _failures_fit(r, p)
     p, size = jnp.where(some, jnp.minimum(p, 1.0), 1.0), jnp.where(some, r, 0).astype(p.dtype)
     mean = size * (1 - p) / p
-    ratio = lambda k: (k + size) * (1 - p) / (k + 1)
+
+    def ratio(k):
+        return (k + size) * (1 - p) / (k + 1)
+
     return _walk(uniform, mean, mean / p, ratio).astype(jnp.int32)
 
 
@@ -238,6 +263,8 @@ def _invert_uniform_int(high_bits, low, high, low_bits):
     """
     start = low.astype(high_bits.dtype)
     size = high.astype(high_bits.dtype) - start
+    # (h 2^b + l) n / 2^(2b), with b binary digits each: the high half of h n, and a carry from its
+    # low half plus the high half of l n.
     carried = high_bits * size + _high_product(low_bits, size)
     whole = _high_product(high_bits, size) + (carried < high_bits * size)
     return (start + whole).astype(low.dtype)
@@ -246,10 +273,12 @@ def _invert_uniform_int(high_bits, low, high, low_bits):
 def _high_product(a: Array, b: Array) -> Array:
     """The upper half of the digits of `a b`, which has twice as many as unsigned a and b."""
     half = jnp.iinfo(a.dtype).bits // 2
-    apart = lambda x: (x >> half, x & ((1 << half) - 1))
-    (a_high, a_low), (b_high, b_low) = apart(a), apart(b)
+    mask = (1 << half) - 1
+    a_high, a_low, b_high, b_low = a >> half, a & mask, b >> half, b & mask
+    # With digits in base h = 2^half, none of these sums exceeds (h−1)² + 2(h−1) = h² − 1: no carry
+    # is lost.
     middle = a_high * b_low + ((a_low * b_low) >> half)
-    other = a_low * b_high + (middle & ((1 << half) - 1))
+    other = a_low * b_high + (middle & mask)
     return a_high * b_high + (middle >> half) + (other >> half)
 
 
@@ -268,20 +297,39 @@ def _sum_of(p: Array) -> Array:
     return jnp.sum(jnp.arange(p.size) * p)
 
 
+def _no_flips(value, parameters, tangents):
+    """The ends of a range of integers have no derivative."""
+    return [(value, jnp.zeros_like(tangents[0]))]
+
+
+def _uniform_log_prob(value, low, high, bits):
+    return -jnp.log(high.astype(float) - low.astype(float))
+
+
+def _uniform_mean(low, high, bits):
+    return (low.astype(float) + high.astype(float) - 1) / 2
+
+
 UNIFORM_INT = Sampler(
     _invert_uniform_int,
-    lambda value, parameters, tangents: [(value, jnp.zeros_like(tangents[0]))],
+    _no_flips,
     (0, 0, 0),
-    lambda value, low, high, bits: -jnp.log(high.astype(float) - low.astype(float)),
-    lambda low, high, bits: (low.astype(float) + high.astype(float) - 1) / 2,
+    _uniform_log_prob,
+    _uniform_mean,
     lambda low, high, bits: low < high,
     "`sad.uniform_int`",
 )
+
+
+def _bernoulli_log_prob(value, p):
+    return jnp.log(jnp.clip(jnp.where(value, p, 1 - p), 0.0, 1.0))
+
+
 BERNOULLI = Sampler(
     lambda uniform, p: uniform < p,
     _bernoulli_flips,
     (0,),
-    lambda value, p: jnp.log(jnp.clip(jnp.where(value, p, 1 - p), 0.0, 1.0)),
+    _bernoulli_log_prob,
     lambda p: p,
     _all_in(UNIT),
     "`sad.bernoulli`",

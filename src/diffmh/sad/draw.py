@@ -111,9 +111,9 @@ class Sampler:
 
         def one(value, parameters, tangents):
             pairs = self.flips(value, parameters, tangents)
-            many = lambda parts: jnp.concatenate([jnp.atleast_1d(part) for part in parts])
-            flipped = many([jnp.asarray(flipped, value.dtype) for flipped, _ in pairs])
-            return flipped, many([weight for _, weight in pairs])
+            flipped = [jnp.atleast_1d(jnp.asarray(other, value.dtype)) for other, _ in pairs]
+            weights = [jnp.atleast_1d(weight) for _, weight in pairs]
+            return jnp.concatenate(flipped), jnp.concatenate(weights)
 
         by_draw = self._each_draw(one, value.ndim, out_axes=1)
         if len(tangents[0]) == 1:
@@ -121,14 +121,15 @@ class Sampler:
                 value, tuple(parameters), tuple(tangent[0] for tangent in tangents)
             )
             return flipped, weight[:, None]
+        # The flipped values do not depend on the tangents (weights are linear in them), so they are
+        # the same for every parameter and need no axis of their own.
         by_parameter = jax.vmap(by_draw, in_axes=(None, None, 0), out_axes=(None, 1))
         return by_parameter(value, tuple(parameters), tuple(tangents))
 
     def num_candidates(self, drawn: Any, parameters: Sequence[Any]) -> int:
         """How many flips there are in all, for draws and parameters of these shapes."""
-        struct = lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape[leaf.ndim - axes :], leaf.dtype)
         one = [
-            struct(parameter, axes)
+            jax.ShapeDtypeStruct(parameter.shape[parameter.ndim - axes :], parameter.dtype)
             for parameter, axes in zip(parameters, self.event_ndims, strict=True)
         ]
         pairs = jax.eval_shape(self.flips, jax.ShapeDtypeStruct((), drawn.dtype), one, one)

@@ -66,7 +66,10 @@ class Runs(eqx.Module):
         """`function` of every replicate, replicates last. What JAX is to differentiate must be
         mapped by JAX: `over_chains` would lose derivatives that functions have of their own.
         """
-        one = lambda key: function(self.run.at(self.run.theta, key))
+
+        def one(key):
+            return function(self.run.at(self.run.theta, key))
+
         keys = shared_evenly(self.keys, self.mesh)
         if self.reverse or differentiated:
             return jax.vmap(one, out_axes=-1)(keys)
@@ -78,9 +81,10 @@ class Runs(eqx.Module):
         """
 
         def of_one(run):
-            return derivative.jacobian(
-                lambda theta: function(run.at(theta)), run.theta, self.reverse
-            )
+            def at(theta):
+                return function(run.at(theta))
+
+            return derivative.jacobian(at, run.theta, self.reverse)
 
         def of_group(keys):
             def mean(theta):
@@ -170,8 +174,13 @@ def _scales(runs: Runs) -> Float[Array, "P"]:
     """How large each parameter's score is, from a few runs of its own. They are the same for all
     keys, so that whoever maps over keys pays for them once.
     """
+    # Scales only decide who is pruned, so any keys are unbiased that the runs themselves do not
+    # use.
     keys = jax.random.split(jax.random.key(0, impl=jax.random.key_impl(runs.run.key)), _NUM_SCALES)
-    log_prob = lambda theta, key: derivative.scored(runs.run.at(theta, key), baseline(1)).log_prob
+
+    def log_prob(theta, key):
+        return derivative.scored(runs.run.at(theta, key), baseline(1)).log_prob
+
     try:
         scores = jax.vmap(jax.grad(log_prob), (None, 0))(runs.run.theta, keys)
     except NotDifferentiable:  # A sampler without `log_prob`: nothing is known of scales.
@@ -250,6 +259,8 @@ class Combined(Estimator):
         if runs.keys.shape[0] // runs.group < LEAST_REPLICATES:
             return by_alternatives.find(runs)
         parts = score_parts(runs)
+        # Alternatives of the same keys as the scores: the two estimates belong to the same runs,
+        # which is what makes their difference a control of the one by the other.
         alternatives = (
             by_alternatives.backward(runs, _typical(parts.score))
             if runs.reverse

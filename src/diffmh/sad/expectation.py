@@ -74,6 +74,7 @@ class Expectation(Differentiable):
         if plan.closes_over_tracers:
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             jacobian = eqx.filter_closure_convert(jacobian, run.theta, run.key, given)
+        # Under `jax.vmap` a run is mapped as chains are: last axis, by `over_chains`.
         value, jacobian = (
             eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
         )
@@ -126,6 +127,7 @@ class Expectation(Differentiable):
         )
 
     def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
+        # Groups need no derivative of single replicates, which a composition would ask for.
         alone = copy.copy(self)
         alone.grouped = True
         return super(Expectation, alone)._reported(theta, key, args, course, until)

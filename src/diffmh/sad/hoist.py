@@ -46,6 +46,8 @@ def _lifted_from(
     """The equations that a conditional is made of: those of its branches that need nothing of
     them, and itself, which takes their results.
     """
+    # A key is a pure value: the same bits come of it wherever and whenever it is used, so moving an
+    # equation that takes only keys changes no number.
     branches = [lifted(branch, runs_all) for branch in choice.branches]
     found: list[Equation] = []
     for number, branch in enumerate(branches):
@@ -67,6 +69,7 @@ def _lifted_from(
 
 def _taking(branch: Program, results: list[Variable]) -> Program:
     """A branch that is given what was lifted, under names of its own: a variable has one place."""
+    # Variables are compared by identity: a copy is another variable of the same form.
     own = {result: dataclasses.replace(result) for result in results}
     return Program(
         inputs=(*branch.inputs, *own.values()),
@@ -103,6 +106,8 @@ def hoisted(program: Program) -> Program:
                 (equation.primitive, shapes, str(_dtypes(equation)), compat.parameters_of(equation))
             ].append(equation)
     for group in groups.values():
+        # Of a chain of splits each waits for the one before: then one is made per round, and the
+        # rest of the group is smaller each time.
         while len(group) >= _FEW:
             program, group = _together(program, group)
     return program

@@ -80,6 +80,8 @@ def _apply(
     if not analysis.concerns(equation):
         primals = equation.bind(*(value.primal for value in operands))
         return world, [Value(primal) for primal in primals]
+    # Inside, only the inner program's values are compared with the primal's. An alternative that
+    # agrees in those but differs in what is read later must survive: that is what pinning is for.
     drops = equation.control is not None and equation in analysis.branching
     within = pin(world, lasting.values()) if drops else world
     after, outputs = rule(equation, world)(analysis, within, equation, operands)
@@ -107,6 +109,7 @@ def _read(world: World, values: dict[Variable, Value], atom: Atom, linearly: boo
 
 
 def _last_use(program: Program) -> dict[Atom, int]:
+    # Later uses overwrite earlier ones, as equations come in order; outputs are used after all.
     uses = {
         atom: index for index, equation in enumerate(program.equations) for atom in equation.inputs
     }

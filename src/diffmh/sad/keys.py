@@ -54,6 +54,7 @@ class Sources:
         return self.of(("number", str(jnp.result_type(value)), str(value)), frozenset())
 
     def result(self, equation: Equation, inputs: Sequence[Source], index: int) -> Source:
+        # A value changes with a loop iff something it is made of does.
         loops = frozenset[int]().union(*(source.loops for source in inputs))
         numbers = tuple(source.number for source in inputs)
         child = self._child(equation, numbers, index)
@@ -159,6 +160,8 @@ def _follow_inside(analysis, sources, equation, taken, loops, uses) -> Uses:
     # A key that does not change with the loop is used again in its next iteration.
     once = isinstance(control, Scan) and control.length < 2
     within = loops if once else loops | {id(equation)}
+    # Carried values and slices are other values in each iteration: nothing is known of them but
+    # that they change with this loop. Constants of the loop are what they are outside.
     changing = {variable: sources.fresh(within) for variable in control.carry}
     entering = zip(equation.inputs, taken, control.edges().into, strict=True)
     given = {target: source for _, source, targets in entering for target in targets}

@@ -143,11 +143,14 @@ class Plan:
     def by_jax(self) -> Analysed:
         """For a derivative that JAX takes of what has no rule here."""
         facts = self._facts
+        # Refusals come before any transformation, so that they name the user's own equations.
         refusals.refuse_equations(facts, self.program, any_primitive=True)
         refusals.refuse_jumps(facts, self.program)
         refuse_shared(facts, self.program)
         program = ranges.checked(self.program)
         program = lifted(program, lambda equation: equation.inputs[0] in facts.branched)
+        # Analysed once more: facts are about variables, and the two passes have made new ones.
+        # `hoisted` comes after, as it keeps all variables but moves equations.
         analysis = analyse(program, program.inputs[: self.num_leaves])
         return Analysed(hoisted(program), analysis)
 
@@ -251,6 +254,8 @@ def _form(run: Run) -> Any:
     leaves, structure = jax.tree.flatten(arrays)
     static, static_structure = jax.tree.flatten(rest)
     try:
+        # An object without a hash may change between two calls; a plan for what it was would be
+        # wrong.
         hash(tuple(static))
     except TypeError:
         return None

@@ -100,6 +100,7 @@ def _linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     if name == "select_n":
         return [index > 0 and fixed[0] for index in range(count)]
     if name in LINEAR_IN_VALUES:
+        # Linear in the values together, as long as the indices are the same in every alternative.
         values = LINEAR_IN_VALUES[name]
         rest = all(fixed[index] for index in range(count) if index not in values)
         return [index in values and rest for index in range(count)]
@@ -131,6 +132,7 @@ def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
         return any(operands) or any(is_inexact(output) for output in equation.outputs)
     if equation.primitive == SAMPLE:
         return False
+    # A step takes finitely many values: its result is discrete, whatever its operand is.
     whole = not is_inexact(equation.outputs[0])
     if equation.primitive in ("rem", "convert_element_type") and whole:
         # randint takes the remainder of random bits; a float that becomes an integer is rounded.

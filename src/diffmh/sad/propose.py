@@ -86,6 +86,8 @@ def propose(
     )
     couplings.refuse_mismatch(chosen, proposal)
     key, x = validate.typed_key(key), trees.strong(validate.state(x, "`x`"))
+    # The key is kept too: an alternative that runs on alone compares keys to know whether the noise
+    # is the primal's or its own.
     noise = proposals.proposal_noise(proposal, jax.random.clone(key), x, 1)
     noise = jax.tree.map(lambda leaf: leaf[0], noise)
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)

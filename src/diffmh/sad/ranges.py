@@ -37,7 +37,10 @@ def checked(program: Program) -> Program:
 def run(program: Program, inputs: Sequence[Any]) -> list[Any]:
     """The program's outputs."""
     values: dict[Atom, Any] = dict(zip(program.inputs, inputs, strict=True))
-    read = lambda atom: jnp.asarray(atom.value) if isinstance(atom, Constant) else values[atom]
+
+    def read(atom: Atom) -> Any:
+        return jnp.asarray(atom.value) if isinstance(atom, Constant) else values[atom]
+
     for equation in program.equations:
         outputs = equation.bind(*map(read, equation.inputs))
         values.update(zip(equation.outputs, outputs, strict=True))
@@ -49,6 +52,8 @@ def nan_unless(valid: Bool[Array, ""], theta: PyTree, value: Float[Array, "..."]
     a parameter is NaN.
     """
     leaves = jax.tree.leaves(theta)
+    # `slope · theta` has the derivative NaN in each parameter and, through `moving`, no value of
+    # its own.
     known = jnp.all(jnp.stack([valid, *(~jnp.any(jnp.isnan(leaf)) for leaf in leaves)]))
     # Not by a product with the value: compilers take `NaN · (0 or 1)` for a choice of NaN or 0.
     slope = jnp.where(known, 0.0, jnp.nan)
@@ -83,7 +88,10 @@ def _draws(program: Program) -> bool:
 
 def _check(equation: Equation, valid: Atom) -> Equation:
     sampler = equation.params["sampler"]
-    bind = lambda valid, *parameters: (valid & sampler.in_ranges(*parameters),)
+
+    def bind(valid, *parameters):
+        return (valid & sampler.in_ranges(*parameters),)
+
     inputs = (valid, *equation.inputs[1:])
     return Equation(VALID, inputs, (_flag(),), {}, None, equation.where, bind)
 
@@ -108,6 +116,7 @@ def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
     after, control = _flag(), equation.control
     match control:
         case Scan():
+            # The flag is the last of the carries, so that constants and slices keep their places.
             first, last = control.num_constants + control.num_carry, control.num_carry
             body = _inner(control.body, first, last)
             control = dataclasses.replace(control, body=body, num_carry=last + 1)

@@ -120,6 +120,7 @@ def _tangents(
     ]
     along = lambda *direction: derivative(of_moving, at, direction)
     found = iter(_each_lane(along, [(direction, 0) for direction in directions]))
+    # Results that are integers have no derivative and were left out above.
     kinds = jax.eval_shape(function, *points)
     return [next(found) if jnp.issubdtype(kind.dtype, jnp.inexact) else None for kind in kinds]
 
@@ -162,6 +163,7 @@ def _newcomers(
 ) -> tuple[World, Any]:
     """The flips of a draw's values that are to be followed, in lanes behind the slots."""
     count = sampler.num_candidates(drawn, [value.primal for value in operands[1:]])
+    # A single candidate needs no choice: `num_uniforms` counts on it.
     uniform = None
     if count > 1:
         world, uniform = world.uniform()
@@ -304,7 +306,10 @@ def noise_of_coupling(equation: Equation, key: Any, arrays: Sequence[Any], num_s
     states = equation.outputs
     shape = states[0].shape[:batches] if states else ()
     x = [jax.ShapeDtypeStruct(state.shape[batches:], state.dtype) for state in states]
-    noise = lambda key, arrays: form.coupling_noise(key, arrays, x, num_steps)
+
+    def noise(key, arrays):
+        return form.coupling_noise(key, arrays, x, num_steps)
+
     for _ in range(batches):
         noise = jax.vmap(noise, out_axes=1)
     return noise(jax.random.split(key, shape) if batches else key, list(arrays))

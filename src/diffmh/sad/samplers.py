@@ -114,6 +114,8 @@ def uniform_int(
     shape = jnp.broadcast_shapes(low.shape, high.shape)
     dtype = jnp.promote_types(low.dtype, high.dtype)
     wide = jnp.uint64 if jnp.iinfo(dtype).bits > 32 else jnp.uint32
+    # Twice as many random bits as the integers have: a range that does not divide 2ⁿ is uneven by
+    # less than 2⁻ⁿ.
     bits = jax.random.bits(validate.typed_key(key), (2, *shape), wide)
     low, high = (jnp.broadcast_to(bound.astype(dtype), shape) for bound in (low, high))
     return sample(bits[0], low, high, bits[1], sampler=UNIFORM_INT)[0]
@@ -166,6 +168,8 @@ def multinomial(
         raise ValueError(
             f"`sad.multinomial(n=...)` of shape {n.shape} does not fit {p.shape[:-1]}."
         )
+    # N_i given those before it is binomial, of the trials that are left and with the share p_i /
+    # Σ_{j ≥ i} p_j. Summed from the end, so that small shares at the end keep their digits.
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
     # Where nothing is left nothing is drawn, whatever the share.
     some = jax.lax.stop_gradient(rest) > 0

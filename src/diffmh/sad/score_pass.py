@@ -169,11 +169,13 @@ class Player:
 
     def sample(self, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
         sampler, primals = equation.params["sampler"], [held.primal for held in operands]
+        # Held fixed: the derivative of log P is taken at the outcome, ∂E[x] = E[∂x + x ∂ log P].
         drawn = jax.lax.stop_gradient(equation.bind(*map(jax.lax.stop_gradient, primals))[0])
         if self.shadowed is not None:
             given = [held.primal if held.shadow is None else held.shadow for held in operands[1:]]
             mean = sampler.means(drawn.shape, *given)
             return log_prob, [Held(drawn, moving(drawn.astype(mean.dtype), mean))]
+        # Other draws have no derivative: their log probability is a constant of theta.
         if equation in self.analysis.branching:
             log_prob = log_prob + jnp.sum(sampler.log_probs(drawn, *primals[1:]))
         return log_prob, [Held(drawn)]
@@ -268,6 +270,8 @@ class Player:
         def taken(branch):
             def run(inputs):
                 after, outputs = self.run(branch, log_prob, inputs, nothing)
+                # By `by_terms` nothing goes through a conditional linearly, so there are no credits
+                # to pass on.
                 outputs = self.like(equation.outputs, outputs)
                 return after, [Held(held.primal, held.shadow) for held in outputs]
 
@@ -287,6 +291,9 @@ def _passed_on(
             return jax.lax.stop_gradient(held.primal)
         return _no_credit(held.primal) if held.credit is None else held.credit
 
+    # A linear function of the flagged operands with the others fixed: applied to credits, which are
+    # of the same form, it gives the credit of the result. Operands that are not flagged are data
+    # and must not move.
     credits = equation.bind(*(moving(*one) for one in zip(operands, flags, strict=True)))
     return [
         Held(held.primal, held.shadow, credit)
@@ -297,6 +304,7 @@ def _passed_on(
 def _added_up(program: Program) -> set[Atom]:
     """The variables whose only use is a sum over their first axis."""
     uses: dict[Atom, int] = {}
+    # Counted with the program's outputs: a value that leaves the program is used once more.
     for atom in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
         uses[atom] = uses.get(atom, 0) + 1
     return {
@@ -385,6 +393,7 @@ def _selected(operands: Sequence[Held]) -> Any:
     chosen = jax.lax.select_n(which.primal, *real)
     if which.shadow is None or len(cases) != 2:
         return chosen
+    # ∂E[case_b] = P(b)' (case₁ − case₀) + … if b passes on the derivative of its mean.
     difference = jax.lax.stop_gradient(real[1] - real[0])
     return moving(chosen, which.shadow.astype(chosen.dtype) * difference)
 

@@ -43,6 +43,8 @@ def thin(scores: Float[Array, "L"], num_slots: int, uniform: Float[Array, ""]) -
     num_lanes = scores.shape[0]
     if (num_slots, num_lanes) == (1, 2):
         return _one_of_two(scores, uniform)
+    # E[kept_i · w_i / π_i] = w_i for each lane, whatever the joint distribution of who is kept:
+    # unbiased.
     probability = inclusion(scores, num_slots)
     kept = _systematic(probability, uniform)
     stays, comes = kept[:num_slots], kept[num_slots:]
@@ -59,6 +61,8 @@ def thin(scores: Float[Array, "L"], num_slots: int, uniform: Float[Array, ""]) -
 
 
 def _one_of_two(scores: Float[Array, "2"], uniform: Float[Array, ""]) -> Kept:
+    # With one slot `inclusion` is s_i / (s_1 + s_2): the same as a competition of two, which needs
+    # no sorting.
     old, new = scores[:1], scores[1:]
     total = old + new
     replaced = algebra.wins(old, new, uniform)
@@ -82,6 +86,7 @@ def inclusion(scores: Float[Array, "L"], count: int) -> Float[Array, "L"]:
         greater = scores[None, :] > scores[:, None]
         above = jnp.sum(greater, axis=1)
         rest = jnp.sum(jnp.where(greater, 0.0, scores[None, :]), axis=1)
+    # Entries of equal score have equal `above`, so ties are certain, or not, together.
     threshold = rest / jnp.maximum(count - above, 1)
     # Rounding must not leave none.
     right = (above < count) & (ordered <= threshold * (1 + 1e-6))
@@ -105,5 +110,7 @@ def several(
 
 
 def _systematic(probability: Float[Array, "L"], uniform: Float[Array, ""]) -> Bool[Array, "L"]:
+    # The stretch of i has length π_i ≤ 1, so a whole number lies in it with probability π_i, and
+    # never two: the sizes of Σπ and of the sample differ by less than 1.
     reached = jnp.floor(jnp.cumsum(probability) + uniform)
     return jnp.diff(reached, prepend=jnp.zeros(1)) > 0

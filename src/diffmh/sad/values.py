@@ -127,6 +127,7 @@ def no_alternatives(
     """The world at the start of a program."""
     key_uniforms, key_inner = jax.random.split(key)
     lanes = Lanes(
+        # A slot without weight is empty: whatever value it holds adds nothing to a derivative.
         weight=jnp.zeros((num_slots, num_parameters), dtype),
         births=jnp.zeros(num_slots, jnp.int32),
         pinned=None,
@@ -141,6 +142,8 @@ def in_lanes(value: Value, num_lanes: int) -> Any:
     repeated = lambda count: jnp.broadcast_to(value.primal, (count, *jnp.shape(value.primal)))
     if value.alternative is None:
         return repeated(num_lanes)
+    # A value computed before the latest draw has no entries for its newcomers, which share the past
+    # with the primal.
     missing = num_lanes - value.alternative.shape[0]
     return jnp.concatenate([value.alternative, repeated(missing)]) if missing else value.alternative
 
@@ -151,6 +154,8 @@ def bank(world: World, value: Value) -> Value:
     """
     if value.alternative is None:
         return value
+    # E[Σ_k W_k (x_k − x)] is what the decisions so far add to ∂E[x]. A linear function of x
+    # commutes with the expectation, so that the sum may be taken here instead of at the result.
     difference = value.alternative - world.still(value.primal)[None]
     return add_difference(world, Value(value.primal, value.tangent), difference)
 
@@ -165,6 +170,9 @@ def add_difference(world: World, value: Value, difference: Any) -> Value:
     tangent = tangent + algebra.weighted(weight, alive, difference).astype(tangent.dtype)
     primal = value.primal
     if world.lanes.worth is not None:
+        # `worth` is 0 and its derivative is the weight: `primal + Σ worth · difference` has the
+        # primal's value, and Σ W · difference for its derivative. The differences themselves must
+        # not move, or their own derivative times 0 would be traced for nothing.
         worth = world.lanes.worth[:count, None]
         moved = algebra.weighted(worth, alive, world.still(difference))[0]
         primal = moving(primal, moved.astype(primal.dtype))
@@ -179,6 +187,8 @@ def prune(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Valu
     plain = [Value(value.primal, None, value.alternative) for value in branched.values()]
     if world.num_lanes == world.num_slots:
         return world.replace(lanes=_dropped(world.lanes, plain)), values
+    # One uniform per pruning, of the pruning's own: thinning is unbiased given all values, so the
+    # program's randomness must not enter.
     world, uniform = world.uniform()
     lanes, slots = _pruned(world.lanes, plain, uniform, apart=world.is_long)
     after = {
@@ -219,6 +229,7 @@ def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
     # Alive iff something that still matters differs, here or, where it is pinned, outside.
     differs = [differs_in_lanes(value, num_lanes) for value in values]
+    # Newcomers (behind the slots) are never pinned: they were born after the loop was entered.
     if lanes.pinned is not None:
         differs.append(_pad(lanes.pinned == lanes.births, num_lanes - num_slots))
     alive = functools.reduce(jnp.logical_or, differs) if differs else jnp.zeros(num_lanes, bool)
@@ -271,6 +282,8 @@ def differs_in_lanes(value: Value, num_lanes: int) -> Bool[Array, "L"]:
     """In which lanes a value is not the primal's."""
     if value.alternative is None:
         return jnp.zeros(num_lanes, bool)
+    # Bit for bit: two chains that agree up to rounding have not met. NaN equals nothing, so an
+    # alternative that is NaN is never dropped in silence.
     equal = same(value.alternative, value.primal[None])
     differs = ~jnp.all(equal, axis=tuple(range(1, equal.ndim)))
     return _pad(differs, num_lanes - differs.shape[0])

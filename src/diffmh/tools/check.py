@@ -206,7 +206,10 @@ def _slopes(kernel, theta, args, states, directions, widths):
     flat, unravel = ravel_pytree(theta)
 
     def one(x, direction, size):
-        density = lambda flat: kernel.density(unravel(flat), x, *args)
+
+        def density(flat):
+            return kernel.density(unravel(flat), x, *args)
+
         _, slope = jax.jvp(density, (flat,), (direction,))
 
         def difference(width):
@@ -238,6 +241,7 @@ def _derivative(kernel, theta, args, states) -> Verdict:
     slope = slope[..., None]
     scale = np.maximum(np.abs(slope), np.abs(differences))
     tells = np.isfinite(differences) & (rounding <= 0.01 * scale)
+    # Of all widths one must agree: wide ones are curved, narrow ones rounded.
     agrees = np.abs(differences - slope) <= 0.01 * scale + rounding
     wrong = tells.any(axis=-1) & ~(tells & agrees).any(axis=-1)
     if not wrong.any():
@@ -270,6 +274,7 @@ def _symmetric(proposal, key, states, name) -> Verdict:
     if not proposal.symmetric:
         return Verdict(promise, True, "not claimed")
     forward, backward = map(np.asarray, _both_ways(proposal, key, states))
+    # A symmetric proposal's ratio is left out of the accept ratio, so an asymmetry is a bias.
     kept = bool(np.allclose(forward, backward, rtol=1e-3, atol=1e-3))
     gap = float(np.nanmax(np.abs(forward - backward)))
     wrong = f"log q(x'|x) and log q(x|x') differ by {gap:.3g}"
@@ -306,7 +311,10 @@ def _log_prob(proposal, key, pairs, name) -> Trial:
     for number, key_pair in enumerate(jax.random.split(key, _PAIRS)):
         x, y = (trees.take(states, number) for states in pairs)
         keys = jax.random.split(key_pair)
-        log_q = lambda start, new: np.asarray(_log_densities(proposal, start, new), float)
+
+        def log_q(start, new):
+            return np.asarray(_log_densities(proposal, start, new), float)
+
         draws = [
             _sampled(proposal, k, state, _num_draws(x))
             for k, state in zip(keys, (x, y), strict=True)
@@ -341,6 +349,7 @@ def _against_known(proposal, x, draws, log_q, seed) -> list[float]:
     claimed = np.asarray(_log_densities(proposal, x, as_states), float)
     # Outside the support of the proposal its density may be anything; NaN stands for none.
     claimed = np.where(np.isnan(claimed), -np.inf, claimed)
+    # The reference was fitted to the first half, and is tried on the second.
     at_draws = reference.log_density(flat[half:]) - log_q[half:]
     return trials.bridge(at_draws, reference.log_density(known) - claimed)
 

@@ -127,7 +127,7 @@ def sample(
 
 
 class Walk(eqx.Module):
-    """What is to be sampled: the chains without derivatives, and how they are thinned."""
+    """A run to be sampled: the chains without derivatives, and how they are thinned."""
 
     plan: Plan
     theta: PyTree

@@ -62,7 +62,7 @@ class Trace(eqx.Module):
 
 
 class _Counts(eqx.Module):
-    """What happened in one step of the kernel, over its updates."""
+    """Counts of one step of the kernel, over its updates."""
 
     decisions: Int[Array, "..."]
     accepted: Int[Array, "..."]

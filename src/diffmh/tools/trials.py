@@ -98,6 +98,7 @@ def bridge(at_a: np.ndarray, at_b: np.ndarray) -> list[float]:
     def share(log_ratio):
         return 1 / (1 + np.exp(-np.clip(log_ratio, -700, 700)))
 
+    # Means of values in [0, 1], whatever the densities are: no importance weight can be large.
     first, second = share(at_a), share(at_b)
     return [
         equal_means(first, 1 - second),
@@ -116,6 +117,7 @@ class Reference:
         low, self.middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
         self.spread = (high - low) / 1.349
         scores = stats.norm.ppf((stats.rankdata(draws, axis=0) - 0.5) / len(draws))
+        # Of normal scores: bounded influence of any single draw.
         correlation = np.atleast_2d(np.corrcoef(scores, rowvar=False))
         usable = np.all(self.spread > 0) and np.linalg.eigvalsh(correlation)[0] > 1e-6
         self.usable = bool(usable)
@@ -141,6 +143,7 @@ def outcomes(draws: np.ndarray, log_q: np.ndarray) -> list[float]:
     half = len(draws) // 2
     seen, first, which = np.unique(draws, axis=0, return_index=True, return_inverse=True)
     which = which.ravel()
+    # Cells are chosen by one half and counted in the other: counts are binomial given the cells.
     cells = np.unique(which[:half])
     if len(seen) > _MOST_OUTCOMES:
         return []
@@ -170,10 +173,13 @@ def same_law(a: np.ndarray, b: np.ndarray, atoms: list[np.ndarray]) -> list[floa
     p_values = [
         _same_frequency(np.all(a == atom, axis=1), np.all(b == atom, axis=1)) for atom in atoms
     ]
+    # A coordinate that is constant in both samples has no ranks to compare.
     moving = np.flatnonzero((a != a[0]).any(axis=0) | (b != a[0]).any(axis=0))[:_MOST_COLUMNS]
     if not len(moving):
         return p_values
     a, b = a[:, moving], b[:, moving]
+    # Ranks of both together: under the null hypothesis the two halves are exchangeable, and values
+    # are bounded whatever the tails.
     ranks = (stats.rankdata(np.concatenate([a, b]), axis=0) - 0.5) / (2 * len(a))
     r, s = ranks[: len(a)], ranks[len(a) :]
     r_squared, s_squared = (2 * r - 1) ** 2, (2 * s - 1) ** 2

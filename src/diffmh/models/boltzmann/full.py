@@ -66,6 +66,7 @@ class Full(eqx.Module):
 
     def log_density(self, s: Int[Array, "n"], *args: Any) -> Float[Array, ""]:
         """`log g(s)`, unnormalised."""
+        # Each pair stands twice in the symmetric matrix.
         return s @ self.fields + 0.5 * (s @ self.matrix @ s)
 
     def moments(self, s: Int[Array, "n"], *args: Any) -> Full:

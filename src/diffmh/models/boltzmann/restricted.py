@@ -121,6 +121,8 @@ class Restricted(eqx.Module):
         and with what probability each unit there is on.
         """
         a, b, w = (np.asarray(p, float) for p in (self.visible, self.hidden, self.couplings))
+        # Given one layer the units of the other are independent, so its 2ⁿ terms factorise: log Π
+        # (1 + e^input).
         mine, other, w = (b, a, w.T) if b.size <= a.size else (a, b, w)
         units = configurations(mine.size, (0, 1), "`Restricted`")
         inputs = other + units @ w

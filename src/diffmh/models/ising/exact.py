@@ -36,6 +36,7 @@ def log_partition(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
     cosh, sinh = half + jnp.log1p(jnp.exp(-2 * half)), half + jnp.log1p(-jnp.exp(-2 * half))
     odd = index % 2 == 1
     over = lambda mask, terms: jnp.sum(jnp.where(mask, terms, 0.0))
+    # All four products in units of the first: they are of size e^{L²}, beyond any float.
     reference = over(odd, cosh)
     first = 0.5 * size * (2 * coupling + jnp.log(jnp.tanh(coupling)))
 
@@ -160,6 +161,7 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     x = 1 - 2 * ((codes[:, None] >> np.arange(size * size)) & 1).reshape(-1, size, size)
     bonds = np.sum(x * (np.roll(x, 1, axis=1) + np.roll(x, 1, axis=2)), axis=(1, 2))
     energy = -interaction * bonds - field * np.sum(x, axis=(1, 2))
+    # From the lowest energy, so that the largest weight is 1 and none overflows.
     weight = np.exp(-(energy - energy.min()) / temperature)
     weight /= weight.sum()
     mean = np.sum(weight * energy)
@@ -185,5 +187,6 @@ def peak(size: Checked[int], interaction: Checked[float] = 1.0) -> float:
     low, high = 1.5, 4.0
     for _ in range(35):
         middle = 0.5 * (low + high)
+        # C rises below its one peak and falls above it.
         low, high = (middle, high) if exact(size, middle).heat_capacity_slope > 0 else (low, middle)
     return 0.5 * (low + high) * float(interaction)

@@ -45,6 +45,7 @@ class Spins(eqx.Module):
 
     def lattice(self) -> Num[Array, "L L"]:
         """The spins by row and column."""
+        # Row i of `black` has the columns of parity i: in even rows black stands first.
         even = jnp.arange(self.black.shape[0])[:, None] % 2 == 0
         first, second = (
             jnp.where(even, self.black, self.white),
@@ -156,6 +157,7 @@ def excitation_moments(
     variance is, so that their difference keeps its digits at low temperature.
     """
     sites = sum(part.size for part in jax.tree.leaves(x))
+    # The shift depends on θ: so does the ground state's energy, and the derivative must know it.
     value = energy(theta, x) + 2 * sites * parameter(theta).interaction
     return value, value**2
 

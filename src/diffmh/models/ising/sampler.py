@@ -42,6 +42,7 @@ def decide(
 
     change = proposed(mine, words, flip) - mine
     # In small integers as far as it goes: all of a row at once.
+    # Change of a spin, 0 or ±2, times the sum of four neighbours: at most 8, which int8 holds.
     bonds = (change * around).astype(jnp.float32)
     return Acceptance.draw(
         uniform, parameters.evaluate(log_ratio, bonds, change.astype(jnp.float32))
@@ -178,6 +179,7 @@ class SequentialSweep(Kernel):
 
     def fold(self, advance, carry, noise):
         (rows, columns), site_noise = noise
+        # Every site once, by a random order of the rows and one of the columns.
         sites = jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
 
         def visit(carry, now):

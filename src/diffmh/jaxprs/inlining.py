@@ -1,0 +1,323 @@
+"""Inlining: makes a `Program` of a jaxpr, with its calls replaced by what they compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import equinox
+import jax
+import jax.extend.core
+from jax.core import Tracer
+from jax.extend.core import Literal
+
+from . import known, patterns
+from .patterns import Pattern
+from .primitives import IMPLEMENTATIONS
+from .program import Cond, Constant, Equation, Program, Scan, Variable, While
+
+# How a program is read is one of these tables, compared by identity: which primitives are calls,
+# and under which parameter their jaxpr is. In a program to be differentiated:
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+# Operations that newer JAX keeps whole, and that are defined by others: a binary search, a product
+# of many factors. One with a derivative of its own is not among them.
+_WHOLE = "call_hi_primitive"
+_DEFINED_BY_OTHERS = {
+    *("CheckpointName", "Einsum", "Frexp", "Ldexp", "Nonzero", "RematTraced", "Scan3"),
+    "SearchSorted",
+}
+# Calls of this name are vouched for (`diffmh.continuous`).
+VOUCHED = "diffmh_continuous"
+# The identity, of its first operands: it matters to `jax.vmap` alone (`batch_first`).
+BATCH_FIRST = "diffmh_batch_first"
+# The same, with what prints or raises.
+_ACTING = dict(_CALLS)
+# In a program that is to be run only, functions with derivatives of their own are calls too.
+_RUN = _CALLS | {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+# And where it is only asked what such a function computes.
+_BODIES = dict(_RUN)
+
+
+def program(
+    function: Callable[..., Any],
+    *arguments: Any,
+    differentiated: bool = True,
+    acts: bool = False,
+) -> tuple[Program, Any]:
+    """The program that computes the leaves of `function(*arguments)` from the leaves of
+    `arguments`, and the result's form.
+
+    Primitives of ours and functions with derivatives of their own are inlined unless the program is
+    to be differentiated. What prints, raises or otherwise `acts` is in a program to be run, and
+    in others if asked for.
+    """
+    # One trace for the program and for its result's form: the user's function runs once.
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return _program(closed, (_ACTING if acts else _CALLS) if differentiated else _RUN), shape
+
+
+def body(equation: Equation) -> Program | None:
+    """The program of a function with a derivative of its own; `None` for other equations."""
+    if equation.primitive not in ("custom_jvp_call", "custom_vjp_call"):
+        return None
+    return _program(equation.params["call_jaxpr"], _BODIES, equation.where)
+
+
+def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program:
+    """A jaxpr as a program of fresh variables; equations that nothing needs are left out, but
+    not those of a program to be run that print, raise or otherwise act.
+    """
+    inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
+    equations: list[tuple[Equation, bool]] = []
+    outputs = _inline(closed, calls, inputs, equations, called_at)
+    if calls is _CALLS or calls is _BODIES:
+        patterns.vouch_for_known(equations, _patterns())
+    # Backward, so that what an equation needs is known before the equations that make it. A step
+    # whose result nothing reads must not be taken for one of the function.
+    needed = {atom for atom in outputs if isinstance(atom, Variable)}
+    kept = []
+    for equation, acts in reversed(equations):
+        if needed.intersection(equation.outputs) or (acts and calls is not _CALLS):
+            kept.append(equation)
+            needed.update(atom for atom in equation.inputs if isinstance(atom, Variable))
+    return Program(inputs, tuple(reversed(kept)), outputs)
+
+
+def _inline(
+    closed: Any,
+    calls: dict[str, str],
+    operands: tuple[Any, ...],
+    equations: list[tuple[Equation, bool]],
+    called_at: str,
+) -> tuple[Any, ...]:
+    """Appends the equations of a jaxpr applied to `operands`, each with whether it has effects;
+    returns its outputs.
+    """
+    jaxpr = getattr(closed, "jaxpr", closed)
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    names.update(zip(jaxpr.constvars, map(Constant, getattr(closed, "consts", ())), strict=True))
+
+    def look_up(atom):
+        return Constant(atom.val) if isinstance(atom, Literal) else names[atom]
+
+    for equation in jaxpr.eqns:
+        name, inputs = equation.primitive.name, tuple(map(look_up, equation.invars))
+        if name in calls:
+            begin, where = len(equations), _where(equation) or called_at
+            outputs = _inline(equation.params[calls[name]], calls, inputs, equations, where)
+            if _is_continuous(equation, inputs):
+                equations[begin:] = [
+                    (dataclasses.replace(one, vouched=True), acts)
+                    for one, acts in equations[begin:]
+                ]
+        # The identity of its first operands, for everybody but `jax.vmap`.
+        elif name == BATCH_FIRST:
+            outputs = inputs[: len(equation.outvars)]
+        elif _is_defined_by_others(equation):
+            function = functools.partial(equation.primitive.to_lojax, **equation.params)
+            inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
+            outputs = _inline(inner, calls, inputs, equations, _where(equation) or called_at)
+        elif name in IMPLEMENTATIONS and calls is _RUN:
+            function = functools.partial(IMPLEMENTATIONS[name], **equation.params)
+            inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
+            outputs = _inline(inner, calls, inputs, equations, called_at)
+        elif name == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
+            inner = jax.make_jaxpr(functools.partial(_while_of_lanes, equation.params))(
+                *(_struct(v.aval) for v in equation.invars)
+            )
+            where = _where(equation) or called_at
+            outputs = _inline(inner, calls, inputs, equations, where)
+        else:
+            outputs = tuple(_fresh(variable) for variable in equation.outvars)
+            control = _control(equation, calls, called_at)
+            where, bind = _where(equation) or called_at, functools.partial(_bind, equation)
+            taken = Equation(name, inputs, outputs, equation.params, control, where, bind)
+            equations.append((taken, bool(equation.effects)))
+        names.update(zip(equation.outvars, outputs, strict=True))
+    return tuple(map(look_up, jaxpr.outvars))
+
+
+@functools.cache
+def _patterns() -> tuple[Pattern, ...]:
+    """The patterns of functions that are known to be continuous and are not calls."""
+    found = []
+    kinds = (dict(_CALLS), dict(_BODIES))  # Not searched for patterns themselves.
+    forms = itertools.product(known.LOOSE, ("float32", "float64"), ((), (2,)), kinds)
+    for (function, count), dtype, shape, calls in forms:
+        with jax.enable_x64(dtype == "float64"):
+            closed = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(shape, dtype)] * count)
+        equations: list[tuple[Equation, bool]] = []
+        inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
+        _inline(closed, calls, inputs, equations, "")
+        # An equation that hides what it computes would match any other.
+        if not any("custom" in equation.primitive for equation, _ in equations):
+            found.append(patterns.pattern_of([equation for equation, _ in equations]))
+    return tuple(dict.fromkeys(found))
+
+
+def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:
+    """True if a call is vouched for, or one of JAX's functions that are known to be continuous."""
+    name = call.params.get("name")
+    constants = [
+        atom.value if isinstance(atom, Constant) and not isinstance(atom.value, Tracer) else None
+        for atom in operands
+    ]
+    if name == VOUCHED:
+        return True
+    # A name proves nothing: the jaxpr must be that of the function itself, for these operands.
+    functions = known.references(name, constants)
+    if not functions:
+        return False
+    forms = tuple(
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+        for v in call.invars
+    )
+    text = str(call.params["jaxpr"])
+    return any(_calls_like(function, name, forms, text) for function in functions)
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_like(function: Callable[..., Any], name: str, forms: tuple[Any, ...], text: str) -> bool:
+    """True if `function`, of operands of these forms, calls something of this name and jaxpr."""
+    try:
+        traced = jax.make_jaxpr(function)(*forms)
+    except (TypeError, ValueError):
+        return False
+    return any(
+        one.params.get("name") == name and str(one.params.get("jaxpr")) == text
+        for one in _equations(traced)
+    )
+
+
+def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
+    primitive = equation.primitive
+    with equation.ctx.manager:
+        outputs = primitive.bind(
+            *operands, **primitive.get_bind_params({**equation.params, **changed})
+        )
+    return tuple(outputs) if primitive.multiple_results else (outputs,)
+
+
+def _is_defined_by_others(equation: Any) -> bool:
+    """True if an operation that JAX keeps whole can be replaced by what it is defined by."""
+    if equation.primitive.name != _WHOLE:
+        return False
+    return type(equation.params["_prim"]).__name__ in _DEFINED_BY_OTHERS
+
+
+def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:
+    """`vmap` of a `while_loop` has a condition per lane; here one condition, until all lanes have
+    stopped, each as it was when it did.
+    """
+    num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition, body = (
+        jax.extend.core.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr")
+    )
+
+    def goes_on(carry):
+        return condition(*operands[:num_condition], *carry)[0]
+
+    def any_goes_on(carry):
+        return jax.numpy.any(goes_on(carry))
+
+    def step(carry):
+        runs = goes_on(carry)
+        after = body(*operands[num_condition : num_condition + num_body], *carry)
+
+        def chosen(new, old):
+            wide = runs.reshape(*runs.shape, *(1,) * (new.ndim - runs.ndim))
+            return jax.numpy.where(wide, new, old)
+
+        return [chosen(new, old) for new, old in zip(after, carry, strict=True)]
+
+    return jax.lax.while_loop(any_goes_on, step, list(operands[num_condition + num_body :]))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _fresh(variable: Any) -> Variable:
+    return Variable(tuple(variable.aval.shape), variable.aval.dtype)
+
+
+def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | While | Cond | None:
+    params = equation.params
+
+    def inner(closed):
+        return _program(closed, calls, _where(equation) or called_at)
+
+    match equation.primitive.name:
+        case "scan":
+            # JAX 0.12 counts them by a tree of flags instead.
+            if "num_carry" in params:
+                num_constants, num_carry = params["num_consts"], params["num_carry"]
+            else:
+                num_constants, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+            return Scan(
+                inner(params["jaxpr"]),
+                num_constants,
+                num_carry,
+                params["length"],
+                params["reverse"],
+            )
+        case "while":
+            condition, body = inner(params["cond_jaxpr"]), inner(params["body_jaxpr"])
+            return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
+        case "cond":
+            return Cond(tuple(inner(branch) for branch in params["branches"]))
+        case _:
+            return None
+
+
+# JAX, equinox, and diffmh itself.
+_NOT_USER_CODE = (
+    str(pathlib.Path(jax.__file__).parent),
+    str(pathlib.Path(equinox.__file__).parent),
+    str(pathlib.Path(__file__).parent.parent),
+)
+
+
+def _where(equation: Any) -> str:
+    """The line of user code that an equation comes from, as far as is known."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith(_NOT_USER_CODE):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return ""
+
+
+def inner_primitives(equation: Equation) -> set[str]:
+    """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp`
+    function.
+    """
+    return {inner.primitive.name for inner in _equations(tuple(equation.params.values()))}
+
+
+def _equations(parameter: Any) -> Iterator[Any]:
+    """The equations of all jaxprs that a parameter holds, and of those within them."""
+    if isinstance(parameter, tuple | list):
+        for part in parameter:
+            yield from _equations(part)
+    for inner in getattr(parameter, "eqns", ()):
+        yield inner
+        yield from _equations(tuple(inner.params.values()))
+
+
+def traced(function: Callable[..., Any], *arguments: Any) -> tuple[set[str], Any]:
+    """The names of the primitives that `function(*arguments)` comes down to, and its result's
+    form.
+    """
+    closed, form = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return {equation.primitive.name for equation in _equations(closed)}, form
