@@ -11,7 +11,7 @@ from unbiasedness import assert_unbiased, is_caught
 
 import diffmh
 from diffmh import sad
-from diffmh.jaxprs import compat
+from diffmh.jaxprs import inlining
 from diffmh.sad import analysis, interpreter, keys, refusals
 
 KEY = jax.random.key(0)
@@ -331,7 +331,7 @@ def test_mistake_lanes_that_do_not_stop(monkeypatch):
         )
         return jax.lax.while_loop(goes_on, body, list(operands[start:]))
 
-    monkeypatch.setattr(compat, "_while_of_lanes", until_all_have_stopped)
+    monkeypatch.setattr(inlining, "_while_of_lanes", until_all_have_stopped)
     assert is_caught(derivatives(lanes, 0.5, RUNS)[:, 0, 0], np.array(LANES["counting"][2]))
 
 
