@@ -21,11 +21,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 project, author, copyright = "diffmh", "The diffmh developers", "the diffmh developers"
 release = version = importlib.metadata.version("diffmh")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
 exclude_patterns = ["_build"]
 nitpicky = False
 
 # Pages.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False

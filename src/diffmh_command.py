@@ -43,7 +43,28 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the same seed gives the same numbers (0)"
     )
-    reproduce.add_argument("--fast", action="store_true", help="smaller runs, a few minutes")
+    size = reproduce.add_mutually_exclusive_group()
+    size.add_argument(
+        "--fast",
+        dest="size",
+        action="store_const",
+        const="fast",
+        default="demo",
+        help="shorter runs, one or two minutes",
+    )
+    size.add_argument(
+        "--full",
+        dest="size",
+        action="store_const",
+        const="full",
+        help="longer runs with smaller errors, ten minutes or more",
+    )
+    reproduce.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="how many figures are computed at a time (2, or 1 on a single core)",
+    )
     reproduce.add_argument("--again", action="store_true", help="compute what is finished anew")
     reproduce.add_argument("--list", action="store_true", help="list the figures and stop")
 
@@ -99,7 +120,15 @@ def _run(command: argparse.ArgumentParser, given: argparse.Namespace) -> int:
 
     if given.command == "doctor":
         return cli.doctor()
-    return cli.reproduce(given.names, given.out, given.seed, given.fast, given.again, given.list)
+    return cli.reproduce(
+        given.names,
+        given.out,
+        given.seed,
+        given.size,
+        given.again,
+        given.list,
+        given.processes,
+    )
 
 
 def _version() -> str:

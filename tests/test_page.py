@@ -8,7 +8,7 @@ import pytest
 from browsing import complaints, needs_browser, night, open_browser, phone
 from test_reproduce import SMALL
 
-from diffmh.reproduce import EXPERIMENTS, Claim, Result, saved
+from diffmh.reproduce import EXPERIMENTS, Claim, Result, Size, saved
 from diffmh.reproduce import page as pages
 
 pytestmark = needs_browser
@@ -30,7 +30,7 @@ def out(tmp_path_factory):
         Claim("b", "—", "—", "1", "—", None),
     ]
     for name, experiment in EXPERIMENTS.items():
-        saved.save(experiment, Result(SMALL[name], "small", rows), out, 0, True)
+        saved.save(experiment, Result(SMALL[name], "small", rows), out, 0, Size.FAST)
     pages.write(out, saved.load_all(out))
     return out
 

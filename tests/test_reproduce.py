@@ -18,7 +18,7 @@ import optax
 import pytest
 from figure_data import SMALL
 
-from diffmh.reproduce import EXPERIMENTS, Claim, Result, catalogue, run, saved
+from diffmh.reproduce import EXPERIMENTS, Claim, Result, catalogue, saved
 from diffmh.reproduce.experiment import against_exact, digits, worst
 from diffmh.reproduce.mixture import maximiser, reached
 from diffmh.reproduce.progress import Status
@@ -33,7 +33,9 @@ class Done(NamedTuple):
 
 
 def command(*arguments: object) -> Done:
-    """The command as a user would run it."""
+    """The command as a user would run it, in this process."""
+    if arguments[0] == "reproduce" and "--processes" not in arguments:
+        arguments = (*arguments, "--processes", 1)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(argument) for argument in arguments])
@@ -57,7 +59,7 @@ def quick(monkeypatch):
     asked = dict.fromkeys(EXPERIMENTS, 0)
 
     def stand_in(name):
-        def compute(key, fast, progress):
+        def compute(key, size, progress):
             asked[name] += 1
             return Result(SMALL[name], "none", [Claim(name, "1", "1", "1", "none", True)])
 
@@ -69,7 +71,7 @@ def quick(monkeypatch):
 
 
 def break_off(monkeypatch, name: str, how: BaseException) -> None:
-    def compute(key, fast, progress):
+    def compute(key, size, progress):
         raise how
 
     broken = dataclasses.replace(EXPERIMENTS[name], compute=compute)
@@ -90,6 +92,7 @@ def test_the_table_is_on_stdout_and_progress_on_stderr(results):
     for words in ("dE[x]/dθ, N(θ,1)", "verdict", "All verdicts are good"):
         assert words in done.stdout
     assert "[1/2] branching" in done.stderr and "[1/2]" not in done.stdout
+    assert "recoupling: finished, 2 of 2" in done.stderr
 
 
 def test_what_is_saved(results):
@@ -98,7 +101,7 @@ def test_what_is_saved(results):
     wanted = {name + kind for name in ("branching", "recoupling") for kind in kinds}
     assert {path.name for path in out.iterdir()} == {"index.html", *wanted}
     record = json.loads((out / "branching.json").read_text())
-    assert record["fast"] and record["seed"] == 0 and len(record["rows"]) == 2
+    assert record["size"] == "fast" and record["seed"] == 0 and len(record["rows"]) == 2
     text = (out / "index.html").read_text()
     assert "src=" not in text and "http" not in fetched(text)
 
@@ -121,7 +124,7 @@ def test_drawing_reads_only_what_was_saved(results, monkeypatch):
     out, _ = results
     before = (out / "recoupling.svg").read_bytes()
     (out / "recoupling.svg").unlink()
-    monkeypatch.setattr(run.jax.random, "key", lambda *_: pytest.fail("drawing computes nothing"))
+    monkeypatch.setattr(saved.jax.random, "key", lambda *_: pytest.fail("drawing computes nothing"))
     saved.plot(EXPERIMENTS["recoupling"], out)
     assert (out / "recoupling.svg").read_bytes() == before
 
@@ -196,8 +199,9 @@ def test_without_an_extra_it_says_which_to_install(monkeypatch, tmp_path):
 def test_ctrl_c_says_what_is_finished_and_the_same_command_goes_on(quick, tmp_path, monkeypatch):
     break_off(monkeypatch, "ising", KeyboardInterrupt())
     done = command("reproduce", "--out", tmp_path)
-    assert done.code == 130 and "Stopped at ising. Finished: branching, mixture" in done.stderr
-    assert "goes on from there" in done.stderr and "Traceback" not in done.stderr
+    assert done.code == 130 and "Stopped. Finished: branching, mixture" in done.stderr
+    assert "Not finished: ising, recoupling, variance, ascent." in done.stderr
+    assert "The same command continues" in done.stderr and "Traceback" not in done.stderr
     assert 'id="mixture"' in (tmp_path / "index.html").read_text()
 
     monkeypatch.undo()
@@ -210,13 +214,16 @@ def test_ctrl_c_says_what_is_finished_and_the_same_command_goes_on(quick, tmp_pa
     done = command("reproduce", "--out", tmp_path)
     assert done.code == 0 and list(asked) == ["ising", "recoupling", "variance", "ascent"]
     assert all(f"\n{name} " in done.stdout for name in EXPERIMENTS), "the table is whole"
-    assert "[1/6] branching: taken from" in done.stderr
+    assert "branching: taken from" in done.stderr
 
 
 def test_nothing_finished(quick, tmp_path, monkeypatch):
     break_off(monkeypatch, "branching", KeyboardInterrupt())
     done = command("reproduce", "--out", tmp_path)
-    assert done.code == 130 and "Stopped at branching. Finished: nothing yet." in done.stderr
+    assert (
+        done.code == 130
+        and "Stopped. Finished: nothing yet. Not finished: branching" in done.stderr
+    )
 
 
 def test_a_disk_that_fills_on_the_way(quick, tmp_path, monkeypatch):
@@ -243,6 +250,8 @@ def test_only_what_is_the_same_is_taken_up(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(saved, "made_by", lambda: "other code")
     run_it("--seed", 1, "--fast")
     assert computed() == 5
+    run_it("--seed", 1, "--full")
+    assert computed() == 6
 
 
 @pytest.mark.parametrize("kind", [".npz", ".json", ".svg", "-narrow.svg"])
@@ -269,6 +278,52 @@ def test_what_has_changed_is_not_taken_up(quick, tmp_path, kind):
         path.write_bytes(bad)
         assert run_it().code == 0 and path.read_bytes() == good
         assert quick["branching"] == count
+
+
+# ---- several processes
+
+
+def test_two_processes_find_the_same_bytes_as_one(results, tmp_path):
+    """Also a page that has both figures, and does not reload itself any more."""
+    out, _ = results
+    names = ("branching", "recoupling")
+    done = command("reproduce", *names, "--fast", "--out", tmp_path, "--processes", 2)
+    assert done.code == 0 and "finished, 2 of 2" in done.stderr
+    for name in (f"{name}{kind}" for name in names for kind in (".npz", ".json", ".svg")):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
+    text = (tmp_path / "index.html").read_text()
+    assert all(f'id="{name}"' in text for name in names) and "http-equiv" not in text
+
+
+def test_a_process_that_fails_stops_the_run(tmp_path):
+    """A figure's name that is taken by a directory: its files cannot be written."""
+    (tmp_path / "branching.npz").mkdir()
+    names = ("branching", "recoupling")
+    done = command("reproduce", *names, "--fast", "--out", tmp_path, "--processes", 2)
+    assert done.code == 2 and "Is a directory" in done.stderr
+    assert "Not finished: branching" in done.stderr
+
+
+def test_a_number_of_processes_below_one_is_refused(quick, tmp_path):
+    done = command("reproduce", "--out", tmp_path / "none", "--processes", 0)
+    assert done.code == 2 and "`--processes` must be at least 1, got 0" in done.stderr
+    assert not any(quick.values())
+
+
+def test_the_page_fills_as_figures_arrive(quick, tmp_path, monkeypatch):
+    """While one is computed, the page has those before it and names those to come."""
+    pages = []
+
+    def look(key, size, progress):
+        pages.append((tmp_path / "index.html").read_text())
+        return Result(SMALL["ising"], "none", [Claim("ising", "1", "1", "1", "none", True)])
+
+    looking = dataclasses.replace(EXPERIMENTS["ising"], compute=look)
+    monkeypatch.setitem(catalogue.EXPERIMENTS, "ising", looking)
+    assert command("reproduce", "--out", tmp_path).code == 0
+    assert 'id="mixture"' in pages[0] and 'id="variance"' not in pages[0]
+    assert "Still being computed: 3 " in pages[0] and 'http-equiv="refresh"' in pages[0]
+    assert "Still being computed" not in (tmp_path / "index.html").read_text()
 
 
 # ---- files of the user's

@@ -7,5 +7,6 @@ from .experiment import Claim as Claim
 from .experiment import Experiment as Experiment
 from .experiment import Refused as Refused
 from .experiment import Result as Result
+from .experiment import Size as Size
 from .run import Stopped as Stopped
 from .run import reproduce as reproduce

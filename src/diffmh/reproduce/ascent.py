@@ -13,7 +13,7 @@ from ..models import ising as model
 from ..plots import style
 from ..tools.optimise import optimise
 from .data import Data
-from .experiment import Claim, Experiment, Result, digits, within
+from .experiment import Claim, Experiment, Result, Size, digits, within
 from .lattice import SIZE, START, climb, moments
 from .progress import Status
 
@@ -39,16 +39,16 @@ def of_one_chain(flip: bool):
     return lambda t, key: model.heat_capacity(t, mean(t, key))
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Ascents]:
-    paper_iterations, rate = (100, 0.03) if fast else (1_000, 0.003)
+def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Ascents]:
+    paper_iterations, rate = (100, 0.03) if size is Size.FAST else (1_000, 0.003)
     steps = {"optimizer": optax.adam(rate), "num_iterations": paper_iterations, "maximise": True}
     found = {}
     for i, name in enumerate(("coupled", "uncoupled")):
         steps["progress"] = progress.along(f"iteration with one {name} chain")
         key_path = jax.random.fold_in(key, i)
         found[name] = optimise(of_one_chain(name == "uncoupled"), START, key_path, **steps)
-    num_iterations, tolerance = (60, 0.1) if fast else (240, 0.02)
-    num_samples, burn_in, num_chains = (200, 200, 64) if fast else (400, 300, 256)
+    num_iterations, tolerance = (60, 0.1) if size is Size.FAST else (240, 0.02)
+    num_samples, burn_in, num_chains = size.pick((200, 200, 64), (400, 300, 64), (400, 300, 256))
     mean = moments(num_samples, burn_in, num_chains, estimator=StochasticDerivative(alternatives=4))
     found["ours"] = climb(jax.random.fold_in(key, 2), mean, num_iterations, progress)
     paths = {name: np.stack([path.theta, path.value]) for name, path in found.items()}

@@ -16,7 +16,7 @@ from ..plots import style
 from ..plots.trace import Branch, branch, plot_branches, plot_primal, spans
 from ..tools.trace import trace
 from .data import Data
-from .experiment import Claim, Experiment, Result, against_exact
+from .experiment import Claim, Experiment, Result, Size, against_exact
 from .progress import Status
 
 THETA, NUM_STEPS, WINDOW = 0.5, 200, (50, 100)
@@ -38,12 +38,12 @@ class Branching(Data):
     theta: float
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Branching]:
+def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Branching]:
     key_path, key_mean = jax.random.split(key)
     one_sided = StochasticDerivative("one-sided")
     runs = {"init": 0.0, "num_steps": NUM_STEPS, "estimator": one_sided}
     path = trace(gaussian.sampler(), THETA, key_path, **runs)
-    num_chains = 1_000 if fast else 10_000
+    num_chains = size.pick(1_000, 10_000, 10_000)
     progress.say(f"{num_chains:,} chains")
     runs = {"init": 0.0, "num_samples": 150, "burn_in": 50, "num_chains": num_chains}
     mean = expectation(lambda theta, x: x, gaussian.sampler(), **runs)

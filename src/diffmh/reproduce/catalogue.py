@@ -11,6 +11,16 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
+# The first figure arrives soon; then the longest experiments first, so that two processes end
+# together.
+_ORDER = ("branching", "ascent", "ising", "mixture", "variance", "recoupling")
+
+
+def longest_first(experiments: list[Experiment]) -> list[Experiment]:
+    """The order in which several processes should begin them."""
+    return sorted(experiments, key=lambda experiment: _ORDER.index(experiment.name))
+
+
 def named(names: list[str]) -> list[Experiment]:
     """The experiments of these names, or figure numbers (`4`, `fig4`); all of them for no name.
 

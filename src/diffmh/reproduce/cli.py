@@ -22,7 +22,13 @@ EXTRAS = ("optax", "matplotlib", "tqdm")
 
 
 def reproduce(
-    names: list[str], out: pathlib.Path, seed: int, fast: bool, again: bool, only_list: bool
+    names: list[str],
+    out: pathlib.Path,
+    seed: int,
+    size: str,
+    again: bool,
+    only_list: bool,
+    num_processes: int | None,
 ) -> int:
     """Reproduce the paper's figures, and return the exit code."""
     needed = ("matplotlib", "optax", "tqdm")
@@ -32,7 +38,7 @@ def reproduce(
             f"`diffmh reproduce` needs {', '.join(missing)}, not installed here:"
             ' pip install "diffmh[reproduce]"'
         )
-    from . import EXPERIMENTS, Refused, Stopped
+    from . import EXPERIMENTS, Refused, Size, Stopped
     from . import reproduce as run
 
     if only_list:
@@ -40,7 +46,7 @@ def reproduce(
             print(f"{experiment.name:<12} Fig. {experiment.figure}  {experiment.title}")
         return 0
     try:
-        return 0 if run(names, out, seed, fast, again) else 1
+        return 0 if run(names, out, seed, Size(size), again, num_processes) else 1
     except Stopped as stop:
         print(stop, file=sys.stderr)
         return 130 if isinstance(stop.__cause__, KeyboardInterrupt) else 2

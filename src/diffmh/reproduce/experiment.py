@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +17,22 @@ from .._expectation import Differentiable
 from ..reports.display import number_with_error
 from .data import D
 from .progress import Status
+
+V = TypeVar("V")
+
+
+class Size(enum.StrEnum):
+    """The length of the runs: a trial of one or two minutes, the demonstration, or the lengths of
+    the tables in the docs. The verdicts are the same; the errors are larger for shorter runs.
+    """
+
+    FAST = "fast"
+    DEMO = "demo"
+    FULL = "full"
+
+    def pick(self, fast: V, demo: V, full: V) -> V:
+        """The setting for this size."""
+        return {Size.FAST: fast, Size.DEMO: demo, Size.FULL: full}[self]
 
 
 class Refused(ValueError):
@@ -50,7 +67,7 @@ class Result(Generic[D]):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Generic[D]):
-    """One figure of the paper. `compute(key, fast, progress)` is everything random;
+    """One figure of the paper. `compute(key, size, progress)` is everything random;
     `plot(data, narrow)` reads what was saved of it, for a wide page or for a phone; `film(data)`
     is what the page plays, if anything.
     """
@@ -60,7 +77,7 @@ class Experiment(Generic[D]):
     title: str
     shows: str
     data: type[D]
-    compute: Callable[[Key[Array, ""], bool, Status], Result[D]]
+    compute: Callable[[Key[Array, ""], Size, Status], Result[D]]
     plot: Callable[[D, bool], Figure]
     film: Callable[[D], dict[str, Any]] | None = None
 

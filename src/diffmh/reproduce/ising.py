@@ -18,6 +18,7 @@ from .experiment import (
     Estimate,
     Experiment,
     Result,
+    Size,
     against_exact,
     estimate,
     within,
@@ -48,8 +49,10 @@ class Ising(Data):
     optimum: float
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Ising]:
-    num_samples, burn_in, num_chains = (200, 250, 64) if fast else (1_000, 500, 256)
+def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Ising]:
+    num_samples, burn_in, num_chains = size.pick(
+        (200, 250, 64), (1_000, 500, 96), (1_000, 500, 256)
+    )
 
     def energy_and_capacity(t, m):
         return jnp.stack([m[0] - 2.0 * SIZE**2, model.heat_capacity(t, m)])
@@ -57,7 +60,7 @@ def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Ising]:
     four = StochasticDerivative(alternatives=4)
     both = compose(energy_and_capacity, moments(num_samples, burn_in, num_chains, estimator=four))
     at = jax.jit(lambda temperature, key: estimate(both, temperature, key))
-    grid = np.linspace(0.05, 10.0, 25 if fast else 50)
+    grid = np.linspace(0.05, 10.0, size.pick(25, 40, 50))
     temperatures = np.concatenate([grid, TEN_TEMPERATURES])
     points = list(enumerate(temperatures.astype(np.float32)))
     found = [

@@ -18,7 +18,7 @@ from ..plots import style
 from ..tools.optimise import optimise
 from ..tools.trace import trace
 from .data import Data
-from .experiment import Claim, Experiment, Result, against_exact, estimate, length, worst
+from .experiment import Claim, Experiment, Result, Size, against_exact, estimate, length, worst
 from .progress import Status
 
 NUM_SEEDS, TOLERANCE = 10, 0.02
@@ -94,11 +94,13 @@ def reached(ascents: Float[np.ndarray, "seeds iterations"], best: float) -> list
     ]
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[MixtureData]:
+def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[MixtureData]:
     key_path, key_sweep, key_ascent = jax.random.split(key, 3)
     path = trace(model.sampler(), 4.0, key_path, init=0, num_steps=150)
     h = np.arange(-14.0, 14.25, 0.5)
-    num_samples, num_chains, num_climb = (2_000, 64, 1_000) if fast else (5_000, 256, 5_000)
+    num_samples, num_chains, num_climb = size.pick(
+        (2_000, 64, 1_000), (5_000, 96, 1_000), (5_000, 256, 5_000)
+    )
     entropy = entropy_of_posterior(num_samples, num_chains)
     at = jax.jit(lambda h, key: estimate(entropy, h, key))
     keys = jax.random.split(key_sweep, len(h))

@@ -11,12 +11,13 @@ import json
 import pathlib
 import re
 import string
+from collections.abc import Sequence
 
 import jax
 
 from ..plots import style
 from ..runs.files import write_whole
-from .experiment import COLUMNS
+from .experiment import COLUMNS, Experiment, Size
 from .saved import Saved
 
 # The figures' colours by the names that the page's style sheet has for them, by day and by night.
@@ -26,16 +27,29 @@ COLOURS = {getattr(style, name.upper()): name for name in _NAMES}
 # In the title of every page that `write` has written.
 OURS = "reproduced by diffmh"
 
+OPTIONS = {Size.FAST: " --fast", Size.DEMO: "", Size.FULL: " --full"}
+RUNS = {
+    Size.FAST: "short runs, <code>--fast</code>",
+    Size.DEMO: "the usual run",
+    Size.FULL: "the long run, <code>--full</code>",
+}
 
-def write(out: pathlib.Path, saved: list[Saved]) -> pathlib.Path:
-    """Write `index.html` and return where it is."""
+
+def write(
+    out: pathlib.Path, saved: list[Saved], pending: Sequence[Experiment] = ()
+) -> pathlib.Path:
+    """Write `index.html` and return where it is. While experiments are `pending` the page names
+    them and reloads itself.
+    """
     source = importlib.resources.files("diffmh.reproduce").joinpath("page.html")
     played = [(one.experiment.name, one.experiment.film, one.data) for one in saved]
     films = [{"name": name, **film(data)} for name, film, data in played if film]
     text = string.Template(source.read_text(encoding="utf-8")).substitute(
         home=_home(),
         contents="\n".join(_link(one) for one in saved),
-        summary=_summary(saved),
+        summary=_summary(saved) if saved else "Nothing is finished yet.",
+        pending=_pending(pending),
+        reload='<meta http-equiv="refresh" content="5">' if pending else "",
         figures="\n".join(_figure(one) for one in saved),
         films=json.dumps(films, ensure_ascii=False).replace("</", "<\\/"),
         version=html.escape(jax.__version__),
@@ -62,7 +76,7 @@ def _link(one: Saved) -> str:
 
 def _summary(saved: list[Saved]) -> str:
     verdicts = [row.passed for one in saved for row in one.rows if row.passed is not None]
-    kinds = {"smaller runs, <code>--fast</code>" if one.fast else "the full run" for one in saved}
+    kinds = {RUNS[one.size] for one in saved}
     seeds = ", ".join(sorted({str(one.seed) for one in saved}))
     state = "all" if all(verdicts) else "<strong>not all</strong>"
     return (
@@ -71,8 +85,18 @@ def _summary(saved: list[Saved]) -> str:
     )
 
 
+def _pending(experiments: Sequence[Experiment]) -> str:
+    if not experiments:
+        return ""
+    titles = "; ".join(f"{one.figure} {html.escape(one.title)}" for one in experiments)
+    return (
+        f'<p class="soft">Still being computed: {titles}. This page reloads itself until all are'
+        " here.</p>"
+    )
+
+
 def _command(one: Saved) -> str:
-    options = (" --fast" if one.fast else "") + (f" --seed {one.seed}" if one.seed else "")
+    options = OPTIONS[one.size] + (f" --seed {one.seed}" if one.seed else "")
     return f"diffmh reproduce {one.experiment.name}{options}"
 
 

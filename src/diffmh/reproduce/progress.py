@@ -16,9 +16,17 @@ class Status:
     stage's many items one at most every two seconds, so that a log stays readable.
     """
 
-    def __init__(self, title: str = "", stream: io.TextIOBase | None = None, pause: float = 2.0):
-        self._title, self._stream = title, stream or sys.stderr
+    def __init__(
+        self,
+        title: str = "",
+        stream: io.TextIOBase | None = None,
+        pause: float = 2.0,
+        overwrite: bool = True,
+    ):
+        self._stream = stream or sys.stderr
+        self._start = f"{title}: " if title else ""
         self._pause = pause
+        self._terminal = overwrite and self._stream.isatty()
         self._began = self._last = time.monotonic()
         self._width = 0
 
@@ -28,8 +36,8 @@ class Status:
 
     def say(self, what: str) -> None:
         """A stage that begins."""
-        line = f"{self._title}: {what} ({self.seconds:.0f} s)"
-        if self._stream.isatty():
+        line = f"{self._start}{what} ({self.seconds:.0f} s)"
+        if self._terminal:
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
         else:
@@ -40,7 +48,7 @@ class Status:
     def over(self, items: Sequence[T], what: Callable[[T], str]) -> Iterator[T]:
         """The items, each announced before it is worked on."""
         for i, item in enumerate(items, start=1):
-            if self._stream.isatty() or time.monotonic() - self._last >= self._pause:
+            if self._terminal or time.monotonic() - self._last >= self._pause:
                 self.say(f"{what(item)}, {i} of {len(items)}")
             yield item
 
@@ -54,6 +62,6 @@ class Status:
 
     def end(self, what: str) -> None:
         """The last line, which stays."""
-        start = "\r" if self._stream.isatty() else ""
-        self._stream.write(start + f"{self._title}: {what}".ljust(self._width) + "\n")
+        start = "\r" if self._terminal else ""
+        self._stream.write(start + f"{self._start}{what}".ljust(self._width) + "\n")
         self._stream.flush()

@@ -17,7 +17,7 @@ from ..models import ising as model
 from ..plots import style
 from ..tools.trace import Trace, trace
 from .data import Data
-from .experiment import Claim, Experiment, Result, length
+from .experiment import Claim, Experiment, Result, Size, length
 from .lattice import SIZE
 from .progress import Status
 
@@ -41,7 +41,7 @@ class Recoupling(Data):
     num_sweeps: int
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Recoupling]:
+def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Recoupling]:
     key_path, key_runs = jax.random.split(key)
     estimator = StochasticDerivative(alternatives=ALTERNATIVES)
     start = model.cold(SIZE)
@@ -55,7 +55,7 @@ def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Recoupl
     below = (slots <= primal[:, None]).all(axis=(2, 3))
     ordered = bool(np.all(above | below))
 
-    num_chains = 64 if fast else 256
+    num_chains = size.pick(64, 256, 256)
     error = {}
     for name in progress.over(("coupled", "uncoupled"), lambda name: f"{num_chains} {name} chains"):
         flip = name == "uncoupled"

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from ..runs.files import write_whole
 from .catalogue import EXPERIMENTS
 from .data import Data, from_arrays, to_arrays
-from .experiment import Claim, Experiment, Result
+from .experiment import Claim, Experiment, Result, Size
+from .progress import Status
 
 # The files beside `NAME.json` that are read again.
 _READ = (".npz", ".svg", "-narrow.svg")
@@ -33,7 +34,7 @@ class Saved:
     settings: str
     rows: list[Claim]
     seed: int
-    fast: bool
+    size: Size
     svg: str
     narrow_svg: str
 
@@ -48,7 +49,7 @@ def made_by() -> str:
     return digest.hexdigest()[:16]
 
 
-def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, fast: bool) -> None:
+def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, size: Size) -> None:
     """`NAME.npz` (arrays), the figure drawn from it (`NAME.svg`, `NAME.png`, `NAME-narrow.svg`),
     and last `NAME.json` (settings and rows), which has the digests of the others and of itself.
     """
@@ -57,7 +58,7 @@ def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, 
     plot(experiment, out)
     record = {
         "seed": seed,
-        "fast": fast,
+        "size": size,
         "made_by": made_by(),
         "settings": outcome.settings,
         "rows": [row._asdict() for row in outcome.rows],
@@ -67,6 +68,15 @@ def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, 
     record["digest"] = _digest(json.dumps(record).encode())
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_whole(stem.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def compute_and_save(
+    experiment: Experiment, out: pathlib.Path, seed: int, size: Size, progress: Status
+) -> None:
+    """Run one experiment with the key that is its own and save it."""
+    progress.end(f"{experiment.title} …")
+    key = jax.random.fold_in(jax.random.key(seed), experiment.figure)
+    save(experiment, experiment.compute(key, size, progress), out, seed, size)
 
 
 def _digest(content: bytes) -> str:
@@ -121,7 +131,7 @@ def load(experiment: Experiment, out: pathlib.Path) -> Saved | None:
         record["settings"],
         [Claim(**row) for row in record["rows"]],
         record["seed"],
-        record["fast"],
+        Size(record["size"]),
         files[".svg"].decode(),
         files["-narrow.svg"].decode(),
     )

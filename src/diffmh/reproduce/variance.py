@@ -16,7 +16,7 @@ from ..estimators import Covariance, Score, StochasticDerivative
 from ..models import mixture as model
 from ..plots import style
 from .data import Data
-from .experiment import Claim, Experiment, Result, length
+from .experiment import Claim, Experiment, Result, Size, length
 from .progress import Status
 
 H, BURN_IN = 0.4, 50
@@ -63,9 +63,9 @@ def one_chain_variance(num_samples: int, estimator: Any, key: Array, num_chains:
     return float(np.var(np.asarray(derivative, float), ddof=1))
 
 
-def compute(key: Key[Array, ""], fast: bool, progress: Status) -> Result[Variance]:
-    lengths = (50, 500, 2000) if fast else (50, 200, 500, 2000, 5000)
-    num_chains = 8_000 if fast else 20_000
+def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Variance]:
+    lengths = (50, 500, 2000) if size is Size.FAST else (50, 200, 500, 2000, 5000)
+    num_chains = size.pick(8_000, 10_000, 20_000)
     cases = list(itertools.product(ESTIMATORS, lengths))
     found = {
         (name, n): one_chain_variance(

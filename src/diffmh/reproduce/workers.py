@@ -1,0 +1,80 @@
+"""Experiments in processes of their own, a few at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import pathlib
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .catalogue import EXPERIMENTS
+from .experiment import Experiment, Size
+from .progress import Status
+from .saved import compute_and_save
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+# Two processes write to one terminal: few lines, and none that is written over.
+PAUSE = 15.0
+
+
+def in_processes(
+    experiments: list[Experiment], out: pathlib.Path, seed: int, size: Size, num_processes: int
+) -> Iterator[Experiment]:
+    """Compute and save the experiments, at most `num_processes` at a time, and yield each when its
+    files are complete. Raises the `OSError` that stopped one of them, after ending the others.
+    """
+    # A fork of a process that has started JAX's threads can deadlock: every worker starts anew.
+    context = multiprocessing.get_context("spawn")
+    waiting = list(experiments)
+    running: dict[Connection, tuple[BaseProcess, Experiment]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_processes:
+                experiment = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                arguments = (theirs, experiment.name, out, seed, size)
+                process = context.Process(target=_work, args=arguments, daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = (process, experiment)
+            for ready in multiprocessing.connection.wait(list(running)):
+                assert isinstance(ready, multiprocessing.connection.Connection)
+                process, experiment = running.pop(ready)
+                _raise_what_stopped(ready, process, experiment)
+                yield experiment
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+
+
+def _raise_what_stopped(ready: Connection, process: BaseProcess, experiment: Experiment) -> None:
+    try:
+        error = ready.recv()
+    except EOFError:
+        process.join()
+        error = ChildProcessError(
+            f"the process of {experiment.name} ended with exit code {process.exitcode}"
+        )
+    process.join()
+    if error is not None:
+        raise error
+
+
+def _work(done: Connection, name: str, out: pathlib.Path, seed: int, size: Size) -> None:
+    """One experiment. Sends `None` when it is saved, or the `OSError` that stopped it."""
+    # Ctrl-C reaches every process of a terminal: the parent ends this one and reports.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        progress = Status(name, pause=PAUSE, overwrite=False)
+        compute_and_save(EXPERIMENTS[name], out, seed, size, progress)
+    except OSError as error:
+        done.send(error)
+    else:
+        done.send(None)
