@@ -74,6 +74,8 @@ bench: .venv/.bench
 	$(RUN) benchmarks/large.py
 	$(RUN) benchmarks/large.py --small-loops normal
 	$(RUN) benchmarks/sizes.py
+	$(RUN) benchmarks/landscape.py
+	$(RUN) benchmarks/slots.py
 	$(RUN) benchmarks/core.py
 	$(RUN) benchmarks/ising.py
 	$(RUN) benchmarks/gibbs.py

@@ -70,7 +70,12 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _let_programs_go():
+def _leave_as_found():
+    """A file that switches the precision for good (importing PyTensor's JAX backend does) fails
+    itself, instead of whatever comes after it.
+    """
+    x64 = jax.config.jax_enable_x64
     yield
+    assert jax.config.jax_enable_x64 == x64, "these tests left JAX in another precision"
     jax.clear_caches()
     gc.collect()

@@ -1,8 +1,8 @@
-"""The smallest mistakes that `diffmh.check` finds: how often each of some sizes is found.
+"""The smallest mistakes that `diffmh.check` finds: how often it finds each of several sizes.
 
-The tests on draws are those of `check`, on the draws of one pair of states (check tries four, which
-only adds power), judged as among the tests of a whole check. Draws are made by NumPy. Updates of
-one's own are tried as `check` tries them, on five labels in a ring, with a fifth of the runs.
+The tests on draws are those of `check`, on the draws of one pair of states (check uses four, which
+only adds power), at the level of a complete check. Draws are made by NumPy. Custom updates are
+tested as by `check`, on five labels in a ring, with a fifth of the runs.
 
     python benchmarks/check_power.py [--runs 100]
 """
@@ -33,7 +33,7 @@ def found(p_values: list[float]) -> bool:
 
 
 def against_normal(draws: np.ndarray, log_q, rng: np.random.Generator) -> bool:
-    """A claimed density against draws, by way of a fitted normal one."""
+    """A claimed density against draws, by way of a fitted normal density."""
     half = len(draws) // 2
     reference = trials.Reference(draws[:half])
     known = reference.sample(rng, len(draws) - half)
@@ -93,7 +93,7 @@ def coupling_stays(rng, size):
 
 
 def coupling_joint(rng, size):
-    """Coordinates of the alternative's step, independent by rights, are correlated by this much."""
+    """Coordinates of the alternative's step that should be independent have this correlation."""
     step = rng.normal(size=(DRAWS, 2))
     step[:, 1] = size * step[:, 0] + np.sqrt(1 - size**2) * step[:, 1]
     return against_direct(rng, step)
@@ -103,7 +103,7 @@ LABELS, THETA = 5, jnp.array([0.3, -0.5, 0.8, 0.0, -0.2])
 
 
 class Ring(diffmh.extend.BlockUpdate):
-    """One of two neighbours on a ring of labels, by Barker's rule."""
+    """Proposes one of two neighbours on a ring of labels; accepted by Barker's rule."""
 
     leaves: float | jax.Array
     steeper: float | jax.Array

@@ -1,7 +1,7 @@
-"""Whether `diffmh.compare` picks the estimator of least variance × time: `docs/honest.md`.
+"""How often `diffmh.compare` recommends the estimator of least variance × time: `docs/honest.md`.
 
-A problem's chains are run once, many times as many as one comparison has. All of them together
-say which estimator costs least; each group of them is a comparison of its own.
+The chains of a problem are run once, many times more than one comparison needs. All of them
+together determine the estimator of least cost; each group of them is one comparison.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUPS, CHAINS = 8, 64
 
 
 def problems() -> list[tuple[Problem, bool]]:
-    """Ten of them, and whether they are composed to an entropy."""
+    """Ten problems, with True for those that are composed to an entropy."""
     shorter = lambda problem, count: dataclasses.replace(problem, num_samples=count, burn_in=100)
     alone = [
         shorter(three_components(), 1000),

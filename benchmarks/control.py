@@ -1,4 +1,4 @@
-"""What control variates gain and cost: `docs/honest.md`."""
+"""The gain and the cost of control variates: `docs/honest.md`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diffmh.reports.comparison import measure
 
 
 def compare(problem: Problem, alternatives: int, num_chains: int, most=None, steps=None):
-    """Standard deviations of a chain's derivative with and without, and their times."""
+    """Standard deviations of a chain's derivative with and without control, and the times."""
     if steps is not None:
         problem = Problem(
             **{**problem.__dict__, "num_samples": steps, "burn_in": min(problem.burn_in, steps)}

@@ -1,6 +1,6 @@
-"""How often 95 % intervals hold, and how often each warning is given: `docs/honest.md`.
+"""How often 95 % intervals contain the truth, and how often each warning occurs: `docs/honest.md`.
 
-Seeds are groups of the chains of one long run, each group with a report of its own.
+A seed is a group of the chains of one long run, with its own report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diffmh.reports.report import RunChains, report
 
 
 def group(chains: RunChains, number: int, size: int) -> RunChains:
-    """The chains of one group, as a run of their own would have them."""
+    """The chains of one group, as a separate run would return them."""
     total = chains.value.shape[-1]
     some = slice(number * size, (number + 1) * size)
 
@@ -41,7 +41,7 @@ def flat(tree) -> np.ndarray:
 
 
 class Tally:
-    """What the reports of one problem said."""
+    """Counts over the reports of one problem."""
 
     def __init__(self, problem: Problem):
         assert problem.exact is not None
@@ -52,7 +52,7 @@ class Tally:
         self.missed, self.missed_warned, self.count = 0, 0, 0
 
     def add(self, found: diffmh.Report) -> None:
-        # A gradient leaf is (F, P).
+        # A leaf of the gradient has shape (F, P).
         truths = {"value": self.value, "gradient": self.slope.T}
         estimates = {
             "value": (found.value, found.value_error),

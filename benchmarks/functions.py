@@ -1,9 +1,9 @@
-"""The time of kernels as functions of draws beside the same kernels as classes.
+"""The time of kernels written as functions with draws, relative to the same kernels as classes.
 
     python benchmarks/functions.py
 
-Derivatives of the samplers of tests/own_kernels.py, runs in turn; the least CPU time of several is
-printed, which a busy machine disturbs less than the time on the wall.
+Derivatives of the samplers of tests/own_kernels.py, in interleaved runs. The minimum CPU time is
+printed, which a busy machine affects less than wall time.
 """
 
 from __future__ import annotations

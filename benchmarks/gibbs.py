@@ -2,7 +2,7 @@
 `make bench`.
 
 The lattice is that of `ising.py`; each colour is one `BlockGibbs`, the library's general kernel,
-given its log odds and nothing else.
+which gets only the log odds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from diffmh.models import ising
 
 
 def colour(number: int) -> diffmh.BlockGibbs:
-    """All sites of a colour from their conditionals: spin up with log odds `2 Σ neighbours / T`."""
+    """Draw all sites of a colour from their conditionals: log odds `2 Σ neighbours / T` of +1."""
 
     def log_odds(temperature, x):
         return 2 * ising.neighbours(x, number) / temperature

@@ -1,8 +1,8 @@
-"""kill −9 at random times in `.run`, `optimise` and `sample`: does the same line, run again, end in
-the same digits, and is every checkpoint on disk whole?
+"""kill −9 at random times in `.run`, `optimise` and `sample`: does the same call, made again, end
+with the same digits, and is every checkpoint on disk complete?
 
-`python benchmarks/kill.py [--kills 50] [--seed 0]`; a run is killed a few times over before it may
-end.
+`python benchmarks/kill.py [--kills 50] [--seed 0]`; a run is killed a few times before it may
+finish.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import sys
 import tempfile
 import time
 
-BETWEEN = 5  # Kills of one run, at most.
+BETWEEN = 5  # At most this many kills of one run.
 
 
 def worker(kind: str, directory: str) -> None:
-    """Compiles, says so, runs with a checkpoint every 0.2 s, and prints a digest."""
+    """Compile, report it, run with a checkpoint every 0.2 s, and print a digest."""
     import jax
     import numpy as np
     import optax
@@ -77,7 +77,7 @@ def ended(process: subprocess.Popen) -> tuple[str, float]:
 
 
 def corrupt(directory: pathlib.Path) -> int:
-    """Of the checkpoints that bear a number, those that are not whole."""
+    """The number of numbered checkpoints that are not complete."""
     from diffmh.runs.checkpoint import Checkpoint, Store
 
     count = 0
@@ -124,7 +124,7 @@ def main() -> None:
                     process.send_signal(signal.SIGKILL)
                     process.wait()
                     if process.stdout is not None and process.stdout.read():
-                        break  # It had ended before.
+                        break  # It had finished before.
                     kills, resumed = kills + 1, resumed + 1
                     broken += corrupt(place)
                 digest, _ = ended(started(kind, str(place)))

@@ -2,9 +2,9 @@
 
     python benchmarks/large.py [--quick] [--small-loops] [PART ...]
 
-With `--small-loops` XLA compiles larger loops in one piece than it does by itself. Writes
-`docs/benchmarks.json`, and the table of `docs/benchmarks.md`. One core; all methods of a problem
-interleaved in one run, the least of several times of the processor.
+With `--small-loops` XLA compiles larger loops as one piece than by default. Writes
+`docs/benchmarks.json` and the table of `docs/benchmarks.md`. One core; all methods of a problem are
+interleaved in one run, and the minimum CPU time counts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import sys
 import tempfile
 import time
 
-# One core for all, and before JAX starts its threads.
+# One core for everything, set before JAX starts its threads.
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
-# The switch of docs/speed.md, which XLA reads as JAX is imported.
+# The switch of docs/speed.md, which XLA reads when JAX is imported.
 if "--small-loops" in sys.argv:
     os.environ["XLA_FLAGS"] = (
         "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=65536"
@@ -41,13 +41,16 @@ from timing import best_times
 import diffmh
 from diffmh.models import gaussian, ising, mixture
 
+# What the tables measure: one alternative.
+ONE = diffmh.StochasticDerivative(alternatives=1)
+
 SWITCHED = ", small loops in one piece" if "--small-loops" in sys.argv else ""
 KEY = jax.random.key(0)
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 class Problem:
-    """Methods of one problem, timed together; `steps` are those of all chains together."""
+    """Methods for one problem, timed together; `steps` counts the steps of all chains."""
 
     def __init__(self, name: str, steps: int, repeats: int):
         self.name, self.steps, self.repeats = name, steps, repeats
@@ -71,7 +74,7 @@ class Problem:
 
 
 def shared(source: str, name: str, types: list, flags: tuple[str, ...] = ()):
-    """A function of `limit/SOURCE.c`."""
+    """A function in `limit/SOURCE.c`."""
     path = pathlib.Path(__file__).parent / "limit" / f"{source}.c"
     with tempfile.TemporaryDirectory() as directory:
         library = pathlib.Path(directory) / f"{name}.so"
@@ -84,19 +87,19 @@ def shared(source: str, name: str, types: list, flags: tuple[str, ...] = ()):
 
 
 def both(mean, theta, *args):
-    """Compiled value, and value and gradient."""
+    """The compiled value, and the compiled value and gradient."""
     value, gradient = jax.jit(mean), jax.jit(jax.value_and_grad(mean))
     return lambda: value(theta, KEY, *args), lambda: gradient(theta, KEY, *args)
 
 
 def variance_of(mean, theta) -> float:
-    """Of one chain's derivative; the mean over its entries."""
+    """The variance of one chain's derivative, averaged over its entries."""
     found = np.asarray(jax.jit(jax.jacfwd(mean.per_chain))(theta, KEY), float)
     return float(found.var(axis=0, ddof=1).mean())
 
 
 def normal(quick: bool):
-    """N(θ,1), 1 to 4096 chains, beside BlackJAX and C written for SIMD over chains."""
+    """N(θ,1), 1 to 4096 chains, compared with BlackJAX and with C written for SIMD over chains."""
     for chains, samples in ((1, 20_000), (16, 10_000), (64, 5000), (4096, 500)):
         name = f"N(θ,1), {chains} chains{SWITCHED}"
         problem = Problem(name, chains * samples, 5 if quick else 15)
@@ -106,6 +109,7 @@ def normal(quick: bool):
             init=0.0,
             num_samples=samples,
             num_chains=chains,
+            estimator=ONE,
         )
         value, gradient = both(mean, 0.5)
         problem.add("value", value)
@@ -120,7 +124,7 @@ def normal(quick: bool):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def blackjax_mean(num_chains, num_samples):
-    """Random-walk Metropolis in a vmapped scan, keeping only the sum."""
+    """Random-walk Metropolis in a vmapped scan that keeps only the sum."""
     step = blackjax.mcmc.random_walk.normal(jnp.array(2.38))
     kernel = blackjax.additive_step_random_walk(lambda x: -0.5 * (x - 0.5) ** 2, step)
 
@@ -136,7 +140,7 @@ def blackjax_mean(num_chains, num_samples):
 
 
 def many_means(quick: bool):
-    """A normal of 20 and of 100 dimensions, all means parameters."""
+    """A normal distribution in 20 and in 100 dimensions; all means are parameters."""
     for size in (20, 100):
         problem = Problem(f"{size}-D Gaussian, 256 chains", 256 * 300, 3 if quick else 9)
         kernel = diffmh.MetropolisHastings(
@@ -149,6 +153,7 @@ def many_means(quick: bool):
             init=jnp.zeros(size),
             num_samples=300,
             num_chains=256,
+            estimator=ONE,
         )
         value, gradient = both(mean, jnp.zeros(size))
         problem.add("value", value)
@@ -163,8 +168,8 @@ def many_means(quick: bool):
 
 @jax.jit
 def stored_covariance(theta):
-    """What NetKet does, written by hand (it is not a dependency of ours): a random walk whose
-    states are stored, and one VJP of the log density weighted by `f − f̄`.
+    """NetKet's method, written by hand (it is not a dependency of ours): a random walk whose states
+    are stored, and one VJP of the log density weighted by `f − f̄`.
     """
     density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2)
 
@@ -188,11 +193,11 @@ def stored_covariance(theta):
 
 
 def mixture_of_three(quick: bool):
-    """The paper's mixture at h = 0.4, N = 5000: the estimators' variance × time."""
+    """The paper's mixture at h = 0.4, N = 5000: variance × time of the estimators."""
     chains, samples = 256, 5000
     problem = Problem("mixture, N = 5000, 256 chains", chains * samples, 3 if quick else 7)
     for name, estimator in (
-        ("two-sided", diffmh.StochasticDerivative()),
+        ("two-sided", ONE),
         ("one-sided", diffmh.StochasticDerivative("one-sided")),
         ("score", diffmh.Score()),
         ("covariance", diffmh.Covariance()),
@@ -215,7 +220,7 @@ def mixture_of_three(quick: bool):
 
 
 def algorithm_2(h: float, num_samples: int, seed: int = 0) -> np.ndarray:
-    """The paper's Algorithm 2 as one writes it first: Python, one chain, one-sided weights."""
+    """A plain version of the paper's Algorithm 2: Python, one chain, one-sided weights."""
     rng, means = np.random.default_rng(seed), np.array([-2.5, 2.0, 5.0])
     log_g = lambda j: -0.5 * ((h - means[j]) / 4.0) ** 2
     slope_of = lambda j: -(h - means[j]) / 16.0
@@ -243,7 +248,7 @@ def algorithm_2(h: float, num_samples: int, seed: int = 0) -> np.ndarray:
 
 
 def lattices(quick: bool):
-    """Ising's half-sweeps, value and gradient per site, beside a scalar C loop."""
+    """Half-sweeps of the Ising model, value and gradient per site, and a scalar C loop."""
     for size, chains, sweeps in ((12, 256, 100), (64, 16, 50), (512, 1, 10)):
         if size == 512 and quick:
             continue
@@ -255,6 +260,7 @@ def lattices(quick: bool):
             init=ising.cold(size),
             num_samples=sweeps,
             num_chains=chains,
+            estimator=ONE,
         )
         value, gradient = both(energy, 3.0)
         problem.add("value", value)
@@ -286,6 +292,7 @@ def network(quick: bool):
         init=jnp.zeros(16),
         num_samples=samples,
         num_chains=chains,
+        estimator=ONE,
     )
     yield _large("energy network, 103,425 parameters, 256 chains", mean, layers, samples, quick)
 
@@ -307,6 +314,7 @@ def machine(quick: bool):
         init={"v": jnp.zeros(visible), "h": jnp.zeros(hidden)},
         num_samples=samples,
         num_chains=64,
+        estimator=ONE,
     )
     yield _large("RBM 784 + 128, 101,264 parameters, 64 chains", mean, theta, samples, quick)
 
@@ -322,7 +330,7 @@ def _large(name, mean, theta, samples, quick):
 
 
 BARS = [
-    # problem, method, against, the other's problem if not the same, at most
+    # problem, method, relative to, the other's problem if different, goal
     ("N(θ,1), 4096 chains", "gradient", "value", None, 2.5),
     ("N(θ,1), 16 chains", "gradient", "value", None, 3.0),
     ("N(θ,1), 16 chains", "gradient", "gradient", "N(θ,1), 1 chains", 1.0),
@@ -370,7 +378,7 @@ PARTS = {
 
 
 def save(rows: list[dict], memory: dict[str, int]) -> None:
-    """To the docs, beside what is there of other problems: a run may be cut off, or in parts."""
+    """Update the docs and keep the rows of other problems: a run may be partial or interrupted."""
     store, page = DOCS / "benchmarks.json", DOCS / "benchmarks.md"
     known = json.loads(store.read_text()) if store.exists() else {"rows": [], "memory": {}}
     measured = {row["problem"] for row in rows}

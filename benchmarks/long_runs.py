@@ -1,9 +1,9 @@
-"""What long runs cost and promise: `python benchmarks/long_runs.py [cost] [until] [draws] [nuts]`.
+"""Cost and errors of long runs: `python benchmarks/long_runs.py [cost] [until] [draws] [nuts]`.
 
-cost   a bar and checkpoints at their default spacing, as shares of the time of the run itself
-until  over 200 runs, how often the true gradient is within the asked error of the estimate
-draws  how often the intervals of `from_draws` hold on autocorrelated draws of a conjugate model
-nuts   `from_draws` on NumPyro's NUTS draws of eight schools, against our own chains
+cost   the progress bar and checkpoints at their default spacing, as fractions of the run time
+until  over 200 runs, how often the true gradient is within the requested error of the estimate
+draws  how often the intervals of `from_draws` contain the truth, for autocorrelated draws
+nuts   `from_draws` on NumPyro's NUTS draws of eight schools, compared with our own chains
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Screen(io.StringIO):
 
 
 def stretch_overhead(mean: diffmh.Expectation) -> float:
-    """Seconds for a stretch of no blocks and its bar, the least of many: two runs, one with a bar,
-    differ by less than a shared machine's times scatter.
+    """Seconds for a stretch without blocks and its bar, the minimum of many. Comparing two complete
+    runs would not work: on a shared machine their times vary by more than the overhead.
     """
     admitted, theta, key, args = mean._admit(0.5, KEY, ())
     loop = loop_of(admitted.admission.plan, theta, key, args, diagnose=True)

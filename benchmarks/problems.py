@@ -18,7 +18,7 @@ from diffmh.models import gaussian, ising, mixture
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """An expectation at its parameters, with the exact value (F,) and derivative (P, F) at
-    equilibrium, where they are known.
+    equilibrium, if they are known.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Problem:
     exact: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
 
     def expectation(self, estimator=None, groups: int = 1):
-        """With `groups` independent runs' worth of chains."""
+        """The expectation with the chains of `groups` independent runs."""
         return diffmh.expectation(
             self.f,
             self.kernel,
@@ -81,7 +81,7 @@ _ANSWERS = (np.random.default_rng(1).random(60) < _ODDS).astype(float)
 
 
 def log_logistic(theta, b, xp=jnp):
-    """60 answers, coefficients of prior N(0, θ²); without `−3 log θ`, which nobody sees."""
+    """60 observations, coefficients with prior N(0, θ²); without the constant `−3 log θ`."""
     odds = b @ xp.asarray(_DESIGN.T)
     return xp.sum(_ANSWERS * odds - xp.logaddexp(0.0, odds), -1) - 0.5 * xp.sum(
         (b / theta) ** 2, -1
@@ -90,7 +90,7 @@ def log_logistic(theta, b, xp=jnp):
 
 @functools.cache
 def logistic_answer() -> tuple[np.ndarray, np.ndarray]:
-    """By the trapezoidal rule on a grid that reaches beyond six standard deviations."""
+    """By the trapezoidal rule on a grid of more than six standard deviations."""
     axes = [np.linspace(centre - 2.5, centre + 2.5, 70) for centre in (0.3, 1.2, -0.8)]
     b = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
     log_g = log_logistic(1.0, b, np)
@@ -113,7 +113,7 @@ _ERRORS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 
 def log_schools(theta, x):
-    """Eight schools, not centred: x = (μ, log τ, η), `μ ~ N(θ_0, 5²)`, `τ ~ C⁺(0, θ_1)`."""
+    """Eight schools, non-centred: x = (μ, log τ, η), `μ ~ N(θ_0, 5²)`, `τ ~ C⁺(0, θ_1)`."""
     mean, log_scale, standard = x[0], x[1], x[2:]
     scale = jnp.exp(log_scale)
     prior = -0.5 * ((mean - theta[0]) / 5) ** 2 - jnp.log1p((scale / theta[1]) ** 2)
@@ -156,7 +156,7 @@ def short_mixture() -> Problem:
 
 
 def autocovariance() -> Problem:
-    """By the walk's own step size, which the target does not see."""
+    """With respect to the walk's step size, which does not affect the target."""
     density = lambda theta, x: -0.5 * x**2
     kernel = diffmh.MetropolisHastings(density, lambda theta: diffmh.GaussianWalk(theta))
     product = lambda theta, before, x: before * x
@@ -169,3 +169,50 @@ def potts() -> Problem:
     kernel = diffmh.Sweep(lambda i: diffmh.Gibbs(density, lambda z: z[i], 3), 10)
     agreeing = lambda theta, z: jnp.mean(z[1:] == z[:-1])
     return Problem("Potts row, Gibbs sweeps", agreeing, kernel, 0.7, jnp.zeros(10, int), 200, 20)
+
+
+def held_out() -> list[Problem]:
+    """Five problems that took no part in the choice of the default number of alternatives."""
+    short = dict(num_samples=400, burn_in=50)
+    energy = lambda theta, s: jnp.sum(theta * jnp.triu(jnp.outer(s, s))).astype(float)
+    spins = diffmh.MetropolisHastings(
+        lambda theta, s: energy(theta.reshape(3, 3), s), diffmh.SpinFlip()
+    )
+    couplings = 0.3 * jnp.ones(9)
+    steep = lambda theta, x: -theta * jnp.sum(jnp.logaddexp(x, -x)) - 0.5 * (x[0] - x[1]) ** 2
+    wide = lambda theta, x: -0.5 * jnp.sum(x**2) / theta**2
+    observed = jnp.asarray(np.random.default_rng(2).normal(size=10), jnp.float32)
+
+    def clusters(theta, x):
+        centres = jnp.array([x["mean"], -x["mean"]])[x["labels"]]
+        return -0.5 * jnp.sum((observed - centres) ** 2) - 0.5 * (x["mean"] / theta) ** 2
+
+    def chain_of_labels(theta, z):
+        agree = jnp.sum(z[1:] == z[:-1])
+        return theta * agree - 0.5 * jnp.sum((observed - z) ** 2)
+
+    labels = diffmh.Sweep(
+        lambda i: diffmh.Gibbs(chain_of_labels, lambda z: z[i], num_values=3), len(observed)
+    )
+    both = diffmh.Cycle(
+        diffmh.MetropolisHastings(clusters, diffmh.On(lambda x: x["labels"], diffmh.OneLabel(2))),
+        diffmh.MetropolisHastings(
+            clusters, diffmh.On(lambda x: x["mean"], diffmh.GaussianWalk(0.8))
+        ),
+    )
+    walk = diffmh.MetropolisHastings(wide, diffmh.GaussianWalk(0.5))
+    start = {"labels": jnp.zeros(10, int), "mean": jnp.array(0.5)}
+    of_spins = lambda theta, s: jnp.outer(s, s)[jnp.triu_indices(3, 1)].astype(float)
+    return [
+        Problem("three spins", of_spins, spins, couplings, jnp.ones(3, int), **short),
+        Problem(
+            "two tails, Langevin", lambda t, x: x**2, diffmh.Langevin(steep, 0.8), 1.0,
+            jnp.zeros(2), **short,
+        ),
+        Problem("20-D normal", lambda t, x: jnp.mean(x**2), walk, 1.0, jnp.zeros(20), **short),
+        Problem(
+            "hidden Markov chain, Gibbs", lambda t, z: jnp.mean(z.astype(float)), labels, 0.7,
+            jnp.zeros(10, int), **short,
+        ),
+        Problem("labels and a mean", lambda t, x: x["mean"] ** 2, both, 1.5, start, **short),
+    ]  # fmt: skip

@@ -1,10 +1,10 @@
-"""Recoupling time against dimension for every coupling of a Gaussian walk: a table and a picture.
+"""Recoupling time against dimension for every coupling of a Gaussian walk: a table and a figure.
 
-Two chains start one accepted step apart, where a flipped decision leaves them, from a draw of the
-target; the time is the number of steps that all pairs spent apart over the number that met. The
-targets are N(0, I) and an ellipse of scales 1 to 10; the walk is isotropic, of the scale that is
-best for it, 2.38 / √(Σ 1/σᵢ²). Where few pairs meet within the steps that they are given, the time
-is a rough guess, and a lower bound where none do.
+One of two chains starts from a draw of the target, the other one accepted step away, as after a
+flipped decision. The time is the number of steps that all pairs spent apart, divided by the number
+of pairs that met. The targets are N(0, I) and an ellipse of scales 1 to 10. The walk is isotropic
+with its best scale, 2.38 / √(Σ 1/σᵢ²). If few pairs meet within the given steps, the time is a
+rough guess; if none do, it is a lower bound.
 
     python benchmarks/recoupling.py [--pairs 128] [--steps 10000] [--picture FILE]
 """
@@ -55,7 +55,7 @@ class Pair(eqx.Module):
 
 @eqx.filter_jit
 def recoupling(target: Target, coupling, key, num_pairs: int, num_steps: int):
-    """Steps spent apart, and whether they met, of each pair."""
+    """For each pair, the steps spent apart and True if the chains met."""
     scale = 2.38 / jnp.sqrt(jnp.sum(target.scales**-2.0))
     walk = diffmh.GaussianWalk(scale)
 
@@ -104,7 +104,7 @@ def offered(target: Target):
 
 
 class Time(eqx.Module):
-    """Steps apart for each meeting, its error, and the share of pairs that met."""
+    """Steps apart per meeting, its error, and the fraction of pairs that met."""
 
     mean: float
     error: float
@@ -126,7 +126,7 @@ def measured(target: Target, coupling, num_pairs: int, num_steps: int) -> Time:
 
 
 def figure(tables):
-    """Time against dimension, a line for each coupling; hollow where fewer than half met."""
+    """Time against dimension, a line for each coupling; hollow markers if fewer than half met."""
     drawn, axes = style.panels(*[4.2] * len(tables), height=3.9)
     colours = (style.INK, style.GREY, style.AMBER, style.GREEN, style.BLUE, style.RED)
     for ax, (name, table) in zip(axes, tables.items(), strict=True):

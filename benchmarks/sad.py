@@ -1,6 +1,6 @@
-"""What `sad` costs beside the core on the same chains, what its default has beside REINFORCE at
-equal time, how it goes with parameters, and how long it compiles: `make bench`. With names of
-sections as arguments, only those.
+"""The cost of `sad` relative to the core on the same chains, the variance of its default relative
+to REINFORCE at equal time, the scaling with parameters, and compile times: `make bench`. Arguments
+select sections.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from diffmh.sad.derivative import MOST_TANGENTS, Run, jacobian
 from diffmh.sad.derivative import scored as scored_run
 from diffmh.sad.estimators import Runs
 
+# What the tables measure: one alternative.
+ONE = diffmh.StochasticDerivative(alternatives=1)
+
 KEY = jax.random.key(0)
 NUM_CHAINS, NUM_SAMPLES = 1024, 1000
 
@@ -51,7 +54,9 @@ def chain(log_density, proposal, f, init):
 
 def core(log_density, proposal, f, init):
     kernel = diffmh.MetropolisHastings(log_density, proposal)
-    return diffmh.expectation(f, kernel, init=init, num_samples=NUM_SAMPLES, num_chains=NUM_CHAINS)
+    return diffmh.expectation(
+        f, kernel, init=init, num_samples=NUM_SAMPLES, num_chains=NUM_CHAINS, estimator=ONE
+    )
 
 
 def over_chains(program):
@@ -97,7 +102,7 @@ def beside_core():
 
 
 def processor_seconds(function, repeats=5):
-    """The least of some runs, in CPU time: steadier than the clock on a busy machine."""
+    """The minimum CPU time of several runs: more stable than wall time on a busy machine."""
     seconds = []
     for _ in range(repeats):
         began = time.process_time()
@@ -107,9 +112,9 @@ def processor_seconds(function, repeats=5):
 
 
 def beside_reinforce(num_replicates=16_384):
-    """Variance, added up over the parameters, times time: of the default over that of REINFORCE
-    with the others' mean as baseline, written by hand; and over that of the same estimator with
-    `sad`'s own samplers, which are faster than `jax.random`'s.
+    """Variance, summed over the parameters, times time: that of the default over that of REINFORCE
+    with the mean of the others as baseline, written by hand; and over that of the same estimator
+    with `sad`'s own samplers, which are faster than `jax.random`'s.
     """
     rows = []
     for name, (program, theta) in PROGRAMS.items():
@@ -147,7 +152,7 @@ def beside_reinforce(num_replicates=16_384):
 
 @eqx.filter_jit
 def plain_score(runs):
-    """REINFORCE with the others' mean as baseline, of each replicate."""
+    """REINFORCE with the mean of the others as baseline, for each replicate."""
 
     def one(run):
         def both(theta):

@@ -1,5 +1,5 @@
-"""The six programs of `sad_programs.py` once more, as one writes REINFORCE by hand in JAX: each
-returns its result and the log probability of its draws, up to what the parameters do not change.
+"""The six programs of `sad_programs.py` with REINFORCE written by hand in JAX: each returns its
+result and the log probability of its draws, up to terms without the parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def epidemic(theta, key):
     def step(state, key):
         susceptible, infected = state
         key_infect, key_recover = jax.random.split(key)
-        # Where nobody is infected, p is 0 and stays so.
+        # If nobody is infected, p is 0 and stays 0.
         p = 1 - jnp.exp(-theta[0] * infected / size)
         p = jnp.where(infected > 0, p, 0.5)
         new, log_new = binomial(key_infect, jnp.where(infected > 0, susceptible, 0.0), p)

@@ -1,4 +1,4 @@
-"""The audit's six programs, in plain JAX: what people simulate."""
+"""The six programs of the audit, in plain JAX: typical simulations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from diffmh import sad
 
 
 def epidemic(theta, key):
-    """SIR among 1000 people, 100 steps: how many were ever infected, by contact and recovery."""
+    """SIR among 1000 people, 100 steps: the number ever infected, given contact and recovery."""
     size = 1000
 
     def step(state, key):
@@ -26,7 +26,7 @@ def epidemic(theta, key):
 
 
 def gridworld(theta, key):
-    """A walk of 20 steps on 4 × 4 cells by a table of 64 logits; reward 1 at the far corner."""
+    """A walk of 20 steps on 4 × 4 cells with a table of 64 logits; reward 1 at the far corner."""
 
     def step(cell, key):
         action = sad.categorical(key, theta.reshape(16, 4)[cell])
@@ -57,7 +57,7 @@ def autoencoder(theta, key):
 
 
 def chances_of_life(theta, board):
-    """Of each cell, to live in the next generation."""
+    """The probability of each cell to live in the next generation."""
     shifts = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
     around = sum(jnp.roll(board, shift, (0, 1)) for shift in shifts)
     survives = (board == 1) & ((around == 2) | (around == 3))
@@ -66,7 +66,7 @@ def chances_of_life(theta, board):
 
 
 def life(theta, key):
-    """A game of life on 8 × 8 cells, 10 steps, whose rule holds with probabilities."""
+    """A game of life on 8 × 8 cells, 10 steps, whose rules hold with probabilities."""
     start = (jax.random.uniform(jax.random.key(1), (8, 8)) < 0.4).astype(int)
 
     def step(board, key):
@@ -76,7 +76,7 @@ def life(theta, key):
 
 
 def volatility(theta, key):
-    """Counts whose rate remembers the last: an integer GARCH of 50 steps, its mean square."""
+    """Counts whose rate depends on the last count: an integer GARCH of 50 steps, mean square."""
 
     def step(state, key):
         count, rate = state
@@ -89,7 +89,7 @@ def volatility(theta, key):
 
 
 def walk(theta, key):
-    """A random walk of 100 steps that is drawn back: its mean square."""
+    """A mean-reverting random walk of 100 steps: its mean square."""
 
     def step(x, key):
         up = sad.bernoulli(key, jax.nn.sigmoid(theta[0] - theta[1] * x))
@@ -113,7 +113,7 @@ PROGRAMS = {
 
 
 def policy(theta, key):
-    """A network of 10⁵ parameters that acts 50 times."""
+    """A network of 10⁵ parameters that chooses 50 actions."""
 
     def step(state, key):
         hidden = jnp.tanh(theta["in"] @ state + theta["bias"])
@@ -135,8 +135,8 @@ def policy_parameters():
 
 
 def policy_by_hand(theta, keys):
-    """The same, whose gradient is REINFORCE with the mean of the other runs as baseline, as one
-    writes it in JAX.
+    """The same program; its gradient is REINFORCE with the mean of the other runs as baseline,
+    written by hand in JAX.
     """
 
     def one(key):

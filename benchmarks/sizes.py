@@ -1,10 +1,10 @@
-"""Time per step over alternatives K, parameters P and outputs F, by weights and by births:
-`docs/figures/sizes.png` and the number of parameters from which births are followed.
+"""Time per step over alternatives K, parameters P and outputs F, with weights and with births:
+`docs/figures/sizes.png`, and the number of parameters from which births are used.
 
     python benchmarks/sizes.py [--quick | --full]
 
-The problem is a Boltzmann machine of n spins, one site proposed at a time: its n (n + 1) / 2
-couplings and fields are the parameters, and as many products of spins the outputs.
+The problem is a Boltzmann machine of n spins, with one site proposed at a time. Its n (n + 1) / 2
+couplings and fields are the parameters; the outputs are as many products of spins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def statistics(s):
 
 
 def machine(num_spins, num_outputs, births, alternatives):
-    """The expectation of the first outputs, and parameters that scatter a little."""
+    """The expectation of the first outputs, and slightly scattered parameters."""
     density = lambda theta, s: theta @ statistics(s.astype(float))
     mean = diffmh.expectation(
         lambda theta, s: statistics(s.astype(float))[:num_outputs],
@@ -46,7 +46,7 @@ def machine(num_spins, num_outputs, births, alternatives):
 
 
 def programs(num_spins, num_outputs, births, alternatives):
-    """The value, and the gradient of a scalar of all outputs."""
+    """The value, and the gradient of a scalar function of all outputs."""
     mean, theta = machine(num_spins, num_outputs, births, alternatives)
     loss = lambda theta: jnp.sum(mean(theta, KEY) ** 2)
     value, gradient = jax.jit(lambda theta: mean(theta, KEY)), jax.jit(jax.value_and_grad(loss))
@@ -54,8 +54,8 @@ def programs(num_spins, num_outputs, births, alternatives):
 
 
 def per_step(cases, repeats):
-    """Microseconds of the processor per step of 64 chains for each case: the value's, which does
-    not depend on how it is differentiated, and the gradient's.
+    """Microseconds of CPU time per step of 64 chains for each case: for the value, which does not
+    depend on how it is differentiated, and for the gradient.
     """
     functions = {}
     for spins, outputs, births, count in cases:

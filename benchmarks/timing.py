@@ -14,8 +14,8 @@ def best_times(
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Any, float]:
-    """The least of `repeats` interleaved timings of each function, in seconds; compilation is
-    not counted. `time.process_time` is that of the processor, which other programs disturb less.
+    """The minimum of `repeats` interleaved timings of each function, in seconds, without
+    compilation. `time.process_time` measures CPU time, which other programs affect less.
     """
     for function in functions.values():
         jax.block_until_ready(function())

@@ -1,7 +1,7 @@
-"""Whether a walk whose step is differentiated forgets where it started: the standard deviation of
-the derivative of E[x_{t−1} x_t] by the step, on N(0, 1), for a chain of 10⁵ steps.
+"""Does a walk whose step is differentiated forget its start? The standard deviation of the
+derivative of E[x_{t−1} x_t] with respect to the step, on N(0, 1), for a chain of 10⁵ steps.
 
-Chains of 2,000 steps stand for it: the variance falls as one over the length.
+Measured on chains of 2,000 steps: the variance falls like one over the length.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """A Boltzmann machine of 16 spins learns the moments of another one, through its sampler.
 
 The loss is the squared distance of the machine's means and pair correlations from the data's. Its
-gradient is that of the chain itself; what is printed beside it is the exact loss, over all 65,536
-configurations.
+gradient is that of the chain. For comparison, the exact loss over all 65,536 configurations is
+printed as well.
 
 python examples/boltzmann.py
 """

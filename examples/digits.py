@@ -1,12 +1,12 @@
-"""A short run of a restricted Boltzmann machine is trained to draw digits, through the chain.
+"""Train a short run of a restricted Boltzmann machine to draw digits, through the chain.
 
 The sampler is 20 sweeps of block Gibbs from noise, each of the visible layer and then the hidden
-one, and that is all it will ever run: what is trained is the distribution of the images that *it*
-ends in, not the machine's equilibrium. Its loss is the squared distance of the samples' means and
-pair correlations `E[v_i v_j]` from those of the images. A likelihood's gradient knows nothing of 20
-sweeps; the derivative through the chain does. Contrastive divergence (CD-1) makes 300 updates; the
-last 50 of them are replaced by updates through the chain. Beside the losses stands the exact log
-likelihood of both, for which all 65,536 states of the hidden layer are summed.
+one. It is never run for longer: we train the distribution of the images at the *end of this short
+run*, not the machine's equilibrium. The loss is the squared distance of the samples' means and pair
+correlations `E[v_i v_j]` from those of the images. The gradient of a likelihood does not depend on
+the 20 sweeps; the derivative through the chain does. Contrastive divergence (CD-1) makes 300
+updates; for comparison, the last 50 of them are replaced by updates through the chain. The exact
+log likelihood of both machines, a sum over all 65,536 states of the hidden layer, is printed too.
 
 python examples/digits.py                        # writes digits.png
 """
@@ -28,7 +28,7 @@ RATES = (0.01, 0.02, 0.05, 0.1)
 
 
 def images():
-    """8×8 digits, black or white: one half to train on, the other held out."""
+    """8×8 digits in black and white: one half for training, the other held out."""
     pixels = (load_digits().data > 7.5).astype(np.float32)
     order = np.random.default_rng(0).permutation(len(pixels))
     return np.split(jnp.asarray(pixels)[order], [len(pixels) // 2])
@@ -42,12 +42,12 @@ def blank(train):
 
 
 def pairs(images):
-    """`E[v_i v_j]`, the means on the diagonal."""
+    """`E[v_i v_j]`, with the means on the diagonal."""
     return images.T @ images / len(images)
 
 
 def distance(found, data):
-    """Over the means and over each pair once."""
+    """The squared distance over the means and over each pair once."""
     return jnp.sum(jnp.triu(found - data) ** 2)
 
 
@@ -56,7 +56,7 @@ def draw(key, log_odds):
 
 
 def short_run(theta, key, count):
-    """`count` images that the sampler draws, from noise; without derivatives."""
+    """`count` images drawn by the sampler from noise, without derivatives."""
     key_start, key_sweeps = jax.random.split(key)
 
     def sweep(layers, key):
@@ -69,8 +69,8 @@ def short_run(theta, key, count):
 
 
 def sampled(theta, key, direction):
-    """`Σ_ij direction_ij v_i v_j` where the sampler ends, as a program with draws. The last visible
-    layer need not be drawn: given the hidden one it is known in the mean.
+    """`Σ_ij direction_ij v_i v_j` at the end of the sampler, as a program with draws. The last
+    visible layer need not be drawn: its mean given the hidden layer is known.
     """
     key_start, key_sweeps = jax.random.split(key)
 
@@ -88,9 +88,9 @@ def sampled(theta, key, direction):
 
 
 def through_the_chain(train, num_chains):
-    """A gradient of the loss, unbiased: that of `Σ_ij d_ij E[v_i v_j]` by some chains, with the
+    """An unbiased gradient of the loss: that of `Σ_ij d_ij E[v_i v_j]` from some chains, with the
     direction `d = 2 (E[v vᵀ] − data)` from others. With 1104 parameters and 1520 draws in a chain
-    that forgets quickly, the score of all draws beats a few alternatives.
+    that forgets quickly, the score of all draws has less variance than a few alternatives.
     """
     moment = sad.expectation(sampled, estimator=sad.Score(), num_replicates=num_chains)
 
@@ -105,7 +105,7 @@ def through_the_chain(train, num_chains):
 
 
 def contrastive_divergence(train, num_chains=128):
-    """CD-1: the moments after one sweep from images less those of the images."""
+    """CD-1: the moments after one sweep from the images, minus those of the images."""
 
     def statistics(theta, visible):
         hidden = jax.nn.sigmoid(theta.hidden + visible @ theta.couplings)
@@ -125,7 +125,7 @@ def contrastive_divergence(train, num_chains=128):
 
 
 def trained(gradient, theta, num_updates, rate, report=None):
-    """Adam, its rate falling to a tenth; rare large gradients are cut to size."""
+    """Adam with a rate that falls to a tenth; large gradients are clipped."""
     schedule = optax.exponential_decay(rate, num_updates, 0.1)
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(schedule))
 
@@ -143,7 +143,7 @@ def trained(gradient, theta, num_updates, rate, report=None):
 
 
 def loss(theta, images, count=20_000):
-    """Of the short run against these images."""
+    """The loss of the short run against these images."""
     return float(distance(pairs(short_run(theta, jax.random.key(2), count)), pairs(images)))
 
 
@@ -165,7 +165,7 @@ def figure(held_out, machines):
 
 
 def describe(name, theta, held_out):
-    """Prints, and returns, the loss."""
+    """Print and return the loss."""
     found, likelihood = loss(theta, held_out), float(np.mean(theta.log_likelihood(held_out)))
     print(
         f"{name:32} loss {found:.3f}   exact log likelihood per image {likelihood:.2f}", flush=True
@@ -178,7 +178,7 @@ def main():
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--of-them", type=int, default=50, help="updates through the chain")
     parser.add_argument("--chains", type=int, default=2048)
-    parser.add_argument("--rate", type=float, default=0.005, help="of the updates by the chain")
+    parser.add_argument("--rate", type=float, default=0.005, help="rate of updates by the chain")
     parser.add_argument("--picture", default="digits.png")
     options = parser.parse_args()
     train, held_out = images()
@@ -188,9 +188,9 @@ def main():
     rivals = [trained(cd_gradient, start, options.updates, rate) for rate in RATES]
     for rate, rival in zip(RATES, rivals, strict=True):
         describe(f"CD-1, rate {rate}", rival, held_out)
-    # CD-1 for what it is trained for: at the rate of the best likelihood.
+    # CD-1 as usual: at the rate of the best likelihood.
     cd = max(rivals, key=lambda rival: np.mean(rival.log_likelihood(train)))
-    # Before the updates through the chain: at the rate of the best short run of the images in hand.
+    # Before the updates through the chain: at the rate of the best short run in training.
     before = [
         trained(cd_gradient, start, options.updates - options.of_them, rate) for rate in RATES
     ]

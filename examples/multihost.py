@@ -2,13 +2,13 @@
 
     python examples/multihost.py
 
-starts two processes on this machine, compares what they find with what this one finds by itself,
-and prints both. On hosts of your own, start on each of them
+starts two processes on this machine, compares their results with those of a single process, and
+prints both. On your own hosts, start on each of them
 
     python examples/multihost.py --coordinator HOST_0:1234 --processes 2 --process NUMBER
 
-with NUMBER 0 on HOST_0 and 1 on the other. `--checkpoint DIRECTORY`, on a file system that they
-share, lets a run go on after one of them has died: start the same line again on both.
+with NUMBER 0 on HOST_0 and 1 on the other. With `--checkpoint DIRECTORY`, on a file system that
+they share, a run can continue after one of them has died: start the same command again on both.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ THETA = 0.5
 
 
 def connected(coordinator: str, processes: int, process: int) -> None:
-    """Before anything else is asked of JAX. A host that is silent for 20 seconds counts as dead; by
-    itself JAX waits for 100, and for 300 at the end.
+    """Connect the hosts; call it before any other use of JAX. A host that does not answer for 20
+    seconds counts as dead (JAX's defaults are 100 seconds, and 300 at the end).
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -44,7 +44,7 @@ def connected(coordinator: str, processes: int, process: int) -> None:
 
 
 def found(num_samples: int, checkpoint: diffmh.Checkpoint | None = None) -> dict[str, float]:
-    """Mean of N(θ, 1) and its derivative; nothing here knows how many hosts there are."""
+    """The mean of N(θ, 1) and its derivative. The code does not depend on the number of hosts."""
     mean = diffmh.expectation(
         lambda theta, x: x,
         gaussian.sampler(),
@@ -66,7 +66,7 @@ def found(num_samples: int, checkpoint: diffmh.Checkpoint | None = None) -> dict
 
 
 def on_two_hosts(given: argparse.Namespace) -> dict[str, float]:
-    """What two processes find, started here."""
+    """The results of two processes that are started here."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
@@ -80,7 +80,7 @@ def on_two_hosts(given: argparse.Namespace) -> dict[str, float]:
     outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         sys.exit("a process has failed: see above")
-    # The last line: Gloo has something to say before it.
+    # The last line of the output: Gloo prints messages before it.
     one, other = (json.loads(output.splitlines()[-1]) for output in outputs)
     assert one == other, "every host has all the numbers"
     return one
@@ -102,7 +102,7 @@ def main() -> None:
             print(json.dumps(found(given.num_samples, kept)))
         except ConnectionError as lost:
             print(lost, file=sys.stderr, flush=True)
-            os._exit(1)  # At once: JAX would wait for the dead.
+            os._exit(1)  # At once: otherwise JAX would wait for the dead host.
         return
     two, one = on_two_hosts(given), found(given.num_samples)
     print(f"{'':<26}{'two processes':>16}{'one':>16}{'relative difference':>22}")

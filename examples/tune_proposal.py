@@ -1,5 +1,5 @@
-"""A proposal that is tuned by the chain's own gradient: its scale, its shape, and what it gains on
-a target of two moons.
+"""Tune a proposal with the chain's own gradient: its scale, its shape, and the gain on a target
+with two moons.
 
 python examples/tune_proposal.py                        # writes tune_proposal.png
 """
@@ -31,13 +31,13 @@ def two_moons(factor, x):
 
 
 def walk(factor):
-    """Gaussian steps by a Cholesky factor, given by its three entries."""
+    """Gaussian steps with a Cholesky factor, given by its three entries."""
     return diffmh.GaussianWalk(jnp.array([[factor[0], 0.0], [factor[1], factor[2]]]))
 
 
 class Leaps(diffmh.extend.Proposal):
-    """A leap to one side or the other and a Gaussian step: `x' = x ± leap + L z`. No Gaussian
-    walk suits both moons; this is a proposal of one's own, with parameters to tune.
+    """A leap to one side or the other plus a Gaussian step: `x' = x ± leap + L z`. No Gaussian walk
+    suits both moons. This is an example of your own proposal with parameters to tune.
     """
 
     leap: jax.Array
@@ -59,7 +59,7 @@ def leaps(theta):
 
 
 def moon(key):
-    """One of the two, at random."""
+    """A point on one of the two moons, at random."""
     side = jax.random.rademacher(key, (), float)
     return jnp.array([1.4, -1.4]) * side
 
@@ -72,7 +72,7 @@ def tuned(density, propose, start, key, num_iterations=300, **options):
 
 
 def chains(density, proposal, key, num_chains=32, num_samples=20_000):
-    """Plain Metropolis with a symmetric proposal, to be judged by its effective sample size."""
+    """Plain Metropolis with a symmetric proposal, to measure its effective sample size."""
 
     def step(x, key):
         key_propose, key_accept = jax.random.split(key)
@@ -89,7 +89,7 @@ def chains(density, proposal, key, num_chains=32, num_samples=20_000):
 
 
 def bulk(proposal):
-    """ArviZ' bulk effective sample size of each coordinate."""
+    """ArviZ's bulk effective sample size of each coordinate."""
     draws = chains(two_moons, proposal, jax.random.key(2))
     return np.asarray(array_stats.ess(draws, chain_axis=0, draw_axis=1, method="bulk"))
 
@@ -101,7 +101,7 @@ def empirical(samples):
 
 
 def figure(samples, proposals):
-    """The target's draws with contours of each proposal's density from one of the moons."""
+    """The target's draws with contours of each proposal's density from a point on one moon."""
     figure, axes = style.panels(*[3.2] * len(proposals), height=3.2)
     points, grid = samples.reshape(-1, 2)[::200], np.linspace(-5, 5, 121)
     places = jnp.stack(jnp.meshgrid(grid, grid), axis=-1)
@@ -131,14 +131,14 @@ def main():
 
     samples = chains(two_moons, walk(start), jax.random.key(1))
     theta = {"leap": jnp.array([2.0, -2.0]), "factor": 0.7 * start}
-    # At lag 1 the best leap would go to and fro and get nowhere.
+    # At lag 1 the best leap would go back and forth without progress.
     path = tuned(two_moons, leaps, theta, key, init=moon, num_samples=500, lag=10)
     plain = diffmh.MetropolisHastings(two_moons, walk(start))
     adapted = diffmh.adapt(plain, start, key, init=moon)
     proposals = {
         "before": leaps(theta),
         "2.38/√d times the covariance": walk(empirical(samples)),
-        "adapt": adapted.proposal,
+        "adapt": adapted.kernel.proposal,
         "tuned": leaps(path.average),
     }
     found = {name: bulk(proposal) for name, proposal in proposals.items()}

@@ -1,7 +1,7 @@
 """The command `diffmh`: its arguments and its help.
 
-It stands beside the package because whatever stands inside loads JAX first, and `diffmh --help`
-should answer at once, with or without the extras.
+It is not inside the package, because importing the package loads JAX, and `diffmh --help` should
+answer at once, with or without the extras.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ def parser() -> argparse.ArgumentParser:
         description="Unbiased derivatives of Metropolis–Hastings. Results go to stdout, progress to"
         " stderr.",
     )
-    command.add_argument("--version", action="store_true", help="print the version and stop")
+    command.add_argument("--version", action="store_true", help="print the version and exit")
     commands = command.add_subparsers(dest="command", metavar="COMMAND")
 
     reproduce = commands.add_parser(
         "reproduce",
-        help="the paper's figures, each number against the exact one, on a page",
-        description="Reproduces the paper's figures and puts them on a page. What the same code"
-        " has already saved in the directory is taken up. Exits with 1 if a verdict fails.",
+        help="reproduce the paper's figures on a page, with the exact numbers",
+        description="Reproduces the paper's figures and writes them to a page. Figures that the"
+        " same code has already saved in the directory are reused. Exits with 1 if a"
+        " verdict fails.",
     )
     reproduce.add_argument(
-        "names", nargs="*", metavar="FIGURE", help="names or numbers of figures; all if left out"
+        "names", nargs="*", metavar="FIGURE", help="names or numbers of figures (all)"
     )
     reproduce.add_argument(
         "--out",
         type=pathlib.Path,
         default=pathlib.Path("results"),
         metavar="DIR",
-        help="where the data, the figures and the page go (results)",
+        help="the directory for the data, the figures and the page (results)",
     )
     reproduce.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the same seed gives the same numbers (0)"
@@ -63,25 +64,25 @@ def parser() -> argparse.ArgumentParser:
         "--processes",
         type=int,
         metavar="N",
-        help="how many figures are computed at a time (2, or 1 on a single core)",
+        help="the number of figures computed at a time (2, or 1 on a single core)",
     )
-    reproduce.add_argument("--again", action="store_true", help="compute what is finished anew")
-    reproduce.add_argument("--list", action="store_true", help="list the figures and stop")
+    reproduce.add_argument("--again", action="store_true", help="compute finished figures again")
+    reproduce.add_argument("--list", action="store_true", help="list the figures and exit")
 
     commands.add_parser(
         "doctor",
-        help="versions, devices and precision",
-        description="Versions, devices and precision: what a report of a problem should say.",
+        help="print versions, devices and precision",
+        description="Prints versions, devices and precision, to include in a bug report.",
     )
     return command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, 1 for a verdict that fails, 2 for what cannot
-    be done, 130 for Ctrl-C.
+    """Run the command and return its exit code: 0, 1 if a verdict fails, 2 for an invalid request,
+    130 for Ctrl-C.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A terminal or a file that has no θ gets its number instead.
+        # A terminal or file that cannot encode θ gets an escape sequence instead.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     command = parser()
@@ -99,12 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unwritable(error: OSError) -> int:
-    """Nobody reads stdout, or its disk is full: the verdicts are not told, which is not 1."""
+    """Nobody reads stdout, or its disk is full: the verdicts were not printed, so not 1."""
     print(f"diffmh: {error}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
-        # What is still in its buffer would raise again at exit, with an exit code of Python's own.
+        # Text left in the buffer would raise again at exit, with another exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 2
 

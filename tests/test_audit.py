@@ -191,9 +191,9 @@ def starved(num_chains=4_000):
     def spread(weights):
         density = lambda t, x: jnp.sum(-0.5 * (x - jnp.asarray(weights) * t) ** 2)
         kernel = walk(density, 1.7)
-        mean = mean_of(
-            kernel, init=jnp.zeros(2), f=lambda t, x: x, num_samples=40, num_chains=num_chains
-        )
+        options = {"num_samples": 40, "num_chains": num_chains}
+        one = diffmh.StochasticDerivative(alternatives=1)
+        mean = mean_of(kernel, init=jnp.zeros(2), f=lambda t, x: x, estimator=one, **options)
         jacobian = derivatives(mean, jnp.zeros(2), KEY)
         return np.std(np.asarray(jacobian)[:, 0, 0])
 

@@ -130,7 +130,7 @@ def test_an_array_in_a_pytree_makes_another_problem(line, others, tmp_path):
     first = hexed(line(place))
     before = content(place)
     for changed in others:
-        with pytest.raises(ValueError, match="holds a run of another problem: what differs is "):
+        with pytest.raises(ValueError, match="holds a run of another problem, which differs in "):
             line(place, **changed)
         assert content(place) == before
     assert hexed(line(place)) == first
@@ -149,7 +149,7 @@ def test_values_from_python_have_no_digest(tmp_path):
         options = {"optimizer": optax.sgd(0.1), "num_iterations": 2, "checkpoint": tmp_path / "c"}
         return diffmh.optimise(objective, 1.0, KEY, **options)
 
-    with pytest.raises(ValueError, match=r"checkpoint=\.\.\.` cannot tell .*pure_callback"):
+    with pytest.raises(ValueError, match=r"checkpoint=\.\.\.` cannot identify .*pure_callback"):
         line(np.cos)
 
 
@@ -188,7 +188,7 @@ def interrupted(tmp_path_factory):
 def test_a_line_goes_on_in_another_process_with_the_same_digits(interrupted):
     directory, said = interrupted
     for words in said:
-        assert "the same line goes on from checkpoint 00000001" in words
+        assert "the same call continues from checkpoint 00000001" in words
     code = "import sys, test_checkpoints as t;"
     code += "[print(t.hexed(f(f'{sys.argv[1]}/{f.__name__}'))) for f in t.RESUMED]"
     paths = [str(pathlib.Path(__file__).parent), *sys.path]
@@ -205,7 +205,7 @@ def test_a_line_goes_on_in_another_process_with_the_same_digits(interrupted):
 
 def test_ctrl_c_before_the_first_checkpoint(tmp_path, monkeypatch):
     interrupt(monkeypatch, after=0)
-    with pytest.raises(KeyboardInterrupt, match="the same line begins anew"):
+    with pytest.raises(KeyboardInterrupt, match="the same call starts again"):
         descent(tmp_path / "c")
 
 
@@ -334,7 +334,7 @@ def test_files_of_the_user_are_left_alone(file, used, complete, tmp_path):
     if used and file.startswith("draws"):
         assert hexed(line(place)) == found[line]
     else:
-        with pytest.raises(ValueError, match=f"no checkpoint's.*{file.split('/')[0]}"):
+        with pytest.raises(ValueError, match=f"not checkpoints.*{file.split('/')[0]}"):
             line(place)
     assert mine.read_text() == "mine"
 

@@ -134,7 +134,9 @@ def test_derivative_in_what_is_not_theta(where, derivative):
     ],
 )
 def test_second_derivatives(function, jit, second):
-    words = "second derivative … first derivatives only … difference `jax.grad`"
+    words = (
+        "second derivative … first derivatives only … `diffmh.hessian(expectation)` … Covariance()"
+    )
     refused(lambda: jit(second(function))(0.5, KEY), diffmh.NotDifferentiable, words)
 
 

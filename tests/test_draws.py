@@ -59,8 +59,8 @@ def test_exact_derivatives_and_errors_that_know_of_autocorrelation(rho):
 
 
 def test_without_the_batches_the_errors_would_be_too_small(monkeypatch):
-    monkeypatch.setattr("diffmh.tools.draws.autocorrelation_time", lambda series: 0.1)
-    monkeypatch.setattr("diffmh.tools.draws._MOST_BATCHES", 2_000)
+    monkeypatch.setattr("diffmh.tools.draw_averages.autocorrelation_time", lambda series: 0.1)
+    monkeypatch.setattr("diffmh.tools.draw_averages._MOST_BATCHES", 2_000)
     reports = [
         diffmh.from_draws(both, log_density, draws).run(THETA) for draws in autoregressive(30, 0.8)
     ]
@@ -156,7 +156,7 @@ def test_chains_that_disagree_are_seen():
         (jnp.full((4, 100), jnp.nan), ValueError, "not finite"),
         (jnp.zeros((2, 5)), ValueError, "at least 16 draws"),
         ({}, TypeError, "no arrays"),
-        ("draws.nc", TypeError, "draws.nc.*not an array"),
+        ("draws.nc", FileNotFoundError, "nothing at 'draws.nc'"),
     ],
 )
 def test_refusals(draws, error, message):

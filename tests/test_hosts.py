@@ -79,7 +79,7 @@ def test_every_host_has_all_draws(together):
         ("draws on disk", "is for one host", "is for one host"),
         ("ascent on disk", "is for one host", "is for one host"),
         ("a directory of each", "not all hosts see the same", "not all hosts see the same"),
-        ("first cannot", "files that are no checkpoint's", "first host could not open it"),
+        ("first cannot", "files that are not checkpoints", "first host could not open it"),
         ("shared", "nothing", "nothing"),
     ],
 )

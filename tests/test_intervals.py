@@ -71,9 +71,9 @@ def test_warnings_name_what_is_in_use_and_something_else():
     apart = normal_mean(diffmh.CommonRandomNumbers()).run(0.5, KEY)
     (text,) = [warning for warning in apart.warnings if "hardly ever recouple" in warning]
     used, remedy = text.split(" Use ")
-    assert "`CommonRandomNumbers()`" in used and "alternatives=1" in used
-    assert "CommonRandomNumbers" not in remedy and "alternatives=1," not in remedy
-    assert "`MaximalReflection()`" in remedy and "alternatives=4" in remedy
+    assert "`CommonRandomNumbers()`" in used and "alternatives=4" in used
+    assert "CommonRandomNumbers" not in remedy and "alternatives=4," not in remedy
+    assert "`MaximalReflection()`" in remedy and "alternatives=16" in remedy
     assert "`Covariance()`" in remedy
 
 
@@ -98,7 +98,12 @@ def log_schools(theta, x):
 def test_few_births_are_seen():
     walk = diffmh.MetropolisHastings(log_schools, diffmh.GaussianWalk(0.2))
     mean = diffmh.expectation(
-        lambda theta, x: x[0], walk, init=jnp.zeros(10), num_samples=5_000, num_chains=32
+        lambda theta, x: x[0],
+        walk,
+        init=jnp.zeros(10),
+        num_samples=5_000,
+        num_chains=32,
+        estimator=diffmh.StochasticDerivative(alternatives=1),
     )
     text = " ".join(mean.run(0.0, KEY).warnings)
     assert "few alternatives carry the gradient" in text and "`MaximalReflection()`" in text

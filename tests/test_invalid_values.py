@@ -104,6 +104,18 @@ TABLE = {
         *SCALES,
         r"GaussianWalk\(scale=",
     ),
+    "Schedule": (
+        lambda p: diffmh.Schedule(lambda i: walk(p), 2),
+        0.0,
+        *SCALES,
+        r"GaussianWalk\(scale=",
+    ),
+    "Tempering": (
+        lambda p: diffmh.Tempering(lambda b: walk(p), (1.0, 0.5)),
+        jnp.zeros(2),
+        *SCALES,
+        r"GaussianWalk\(scale=",
+    ),
 }
 
 

@@ -36,7 +36,7 @@ def test_parts_go_on_from_their_own_records(tmp_path):
     with Store(place) as store:
         journal = Journal(store)
         assert list(map(float, begun(journal, "a").results)) == [0.0, 7.0]
-        with pytest.raises(ValueError, match="what differs is theta of expectation 2"):
+        with pytest.raises(ValueError, match="differs in theta of expectation 2"):
             begun(journal, "c")
         second = begun(journal, "b")
         assert second.place == (1, 4) and float(second.results[0]) == 1.0

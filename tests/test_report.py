@@ -67,7 +67,14 @@ def test_report_is_of_the_same_run(function, theta):
 
 def test_report_counts_what_the_trace_shows():
     """The trace is the first of the chains."""
-    expectation = diffmh.expectation(identity, WALK, init=0.0, num_samples=300, num_chains=2)
+    expectation = diffmh.expectation(
+        identity,
+        WALK,
+        init=0.0,
+        num_samples=300,
+        num_chains=2,
+        estimator=diffmh.StochasticDerivative(alternatives=1),
+    )
     trace = diffmh.trace(WALK, 0.5, KEY, init=0.0, num_steps=300)
     counts = expectation.run_chains(0.5, KEY).outcomes[0].watch.per_chain
     assert counts.decisions[0] == 300 and counts.accepted[0] == trace.accepted.sum()

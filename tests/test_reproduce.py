@@ -169,9 +169,9 @@ def test_a_file_is_not_a_directory(quick, tmp_path):
 @pytest.mark.parametrize(
     ("method", "number", "words"),
     [
-        ("mkdir", errno.EACCES, "cannot be made"),
-        ("write_bytes", errno.EACCES, "cannot take 16 MB"),
-        ("write_bytes", errno.ENOSPC, "cannot take 16 MB"),
+        ("mkdir", errno.EACCES, "cannot be created"),
+        ("write_bytes", errno.EACCES, "cannot write 16 MB"),
+        ("write_bytes", errno.ENOSPC, "cannot write 16 MB"),
     ],
 )
 def test_a_directory_that_cannot_be_written(quick, tmp_path, monkeypatch, method, number, words):
@@ -345,7 +345,7 @@ def test_links_are_not_followed(quick, tmp_path):
 def test_a_page_of_the_users_is_left_alone(quick, tmp_path):
     (tmp_path / "index.html").write_text("mine")
     done = command("reproduce", "branching", "--out", tmp_path)
-    assert done.code == 2 and "`index.html` that is not ours" in done.stderr
+    assert done.code == 2 and "`index.html` that diffmh did not write" in done.stderr
     assert (tmp_path / "index.html").read_text() == "mine" and not any(quick.values())
 
 

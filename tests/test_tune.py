@@ -26,8 +26,9 @@ def test_adapt(kind):
         "Langevin": lambda: diffmh.Langevin(gaussian, 1.0),
         "Hamiltonian": lambda: diffmh.Hamiltonian(gaussian, 1.0, 5),
     }[kind]
-    adapted = diffmh.adapt(make(), 0.5, jax.random.key(0), init=jnp.zeros(2))
-    assert type(adapted) is type(make())
+    made = diffmh.adapt(make(), 0.5, jax.random.key(0), init=jnp.zeros(2))
+    adapted = made.kernel
+    assert type(adapted) is type(make()) and made.states.shape == (16, 2)
     match kind:
         case "walk":
             factor = adapted.proposal.scale

@@ -59,7 +59,7 @@ MEAN = diffmh.expectation(
 
 def adapt_inside_jit():
     adapt = lambda theta: diffmh.adapt(MEAN.simulation.kernel, theta, KEY, init=0.0)
-    return jax.jit(lambda theta: adapt(theta).proposal.scale)(0.5)
+    return jax.jit(lambda theta: adapt(theta).kernel.proposal.scale)(0.5)
 
 
 def coin(theta, key):

@@ -9,6 +9,7 @@ from ._expectation import Expectation, expectation
 from .adapters import Posterior, as_blackjax, from_numpyro, from_pymc
 from .analysis import continuous
 from .base.validate import NotDifferentiable
+from .core.adapted import Adapted
 from .couplings import (
     CommonRandomNumbers,
     GradientCommonRandomNumbers,
@@ -20,7 +21,7 @@ from .couplings import (
     SameSite,
     TwoScale,
 )
-from .estimators import Covariance, Score, StochasticDerivative
+from .estimators import Covariance, Score, Stationary, StochasticDerivative
 from .kernels import (
     BlockGibbs,
     Cycle,
@@ -30,7 +31,9 @@ from .kernels import (
     MetropolisHastings,
     Mixture,
     Repeat,
+    Schedule,
     Sweep,
+    Tempering,
 )
 from .proposals import (
     CrankNicolson,
@@ -46,10 +49,14 @@ from .reports.comparison import Comparison
 from .reports.report import Report
 from .reports.until import Until
 from .runs.checkpoint import Checkpoint
+from .runs.configure import configure
 from .tools.adapt import adapt
 from .tools.check import check
 from .tools.compare import compare
 from .tools.draws import from_draws
+from .tools.evidence import evidence
+from .tools.hessian import hessian
+from .tools.influence import influence
 from .tools.optimise import Ascent, optimise
 from .tools.sample import sample
 from .tools.sensitivity import Sensitivity, sensitivity
@@ -59,6 +66,7 @@ from .tools.tune import tune
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adapted",
     "Ascent",
     "BlockGibbs",
     "Checkpoint",
@@ -89,11 +97,14 @@ __all__ = [
     "Repeat",
     "Report",
     "SameSite",
+    "Schedule",
     "Score",
     "Sensitivity",
     "SpinFlip",
+    "Stationary",
     "StochasticDerivative",
     "Sweep",
+    "Tempering",
     "Trace",
     "TransitionMatrix",
     "TwoScale",
@@ -103,12 +114,16 @@ __all__ = [
     "check",
     "compare",
     "compose",
+    "configure",
     "continuous",
+    "evidence",
     "expectation",
     "extend",
     "from_draws",
     "from_numpyro",
     "from_pymc",
+    "hessian",
+    "influence",
     "models",
     "optimise",
     "plots",

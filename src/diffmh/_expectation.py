@@ -21,11 +21,13 @@ from jaxtyping import Array, Key, PyTree
 from .base import trees, validate
 from .base.validate import Checked
 from .core import admission, compiled
+from .core.adapted import Adapted, kernel_and_init
 from .core.autodiff import not_differentiable
 from .core.estimator import Estimator
 from .core.kernel import Kernel
 from .core.simulation import Simulation, flatten
 from .estimators import StochasticDerivative
+from .reports import meetings
 from .reports.comparison import Comparison, candidates, compared, measure
 from .reports.method import Method, applies
 from .reports.report import Report, RunChains, report
@@ -224,7 +226,7 @@ class Expectation(Differentiable):
 
     def applicable(self, num_parameters):
         s = self.simulation
-        tried = candidates(s.estimator)
+        tried = candidates(s.estimator, num_parameters)
         return [
             estimator for estimator in tried if applies(estimator, s.kernel, num_parameters, s.lag)
         ]
@@ -256,8 +258,26 @@ class Expectation(Differentiable):
             jacobian,
             (outcome,),
             found.jumps,
+            tuple(meetings.notes(outcome, given)),
             stretched=True,
         )
+
+    def hessian_product(self, theta, key, direction, args):
+        """The derivative along a flat direction of each chain's gradient, flat, `(P, F, C)`, and
+        how f's values are put together; for an estimator that has second derivatives.
+        """
+        admitted, theta, key, args = self._admit(theta, key, args)
+        plan = admitted.admission.plan
+        second = plan.estimator.second_order()
+        assert second is not None
+        _, found = compiled.hessian_product(plan.by(second), theta, key, args, direction)
+        return found, admitted.admission.unflatten
+
+    def refuse_jumps_of_derivatives(self, theta, key, args):
+        """Refuse what has no second derivative by an identity at equilibrium."""
+        admitted, theta, key, args = self._admit(theta, key, args)
+        plan = admitted.admission.plan
+        admission.refuse_jumps_of_derivatives(plan.simulation, theta, plan.state, args)
 
     @property
     def mesh(self) -> Mesh | None:
@@ -291,9 +311,9 @@ class Expectation(Differentiable):
 
 def expectation(
     f: Checked[Callable[..., PyTree]],
-    kernel: Checked[Kernel],
+    kernel: Checked[Kernel | Adapted],
     *,
-    init: PyTree | Callable[[Key[Array, ""]], PyTree],
+    init: PyTree | Callable[[Key[Array, ""]], PyTree] | None = None,
     num_samples: Checked[int],
     burn_in: Checked[int] = 0,
     num_chains: Checked[int] = 16,
@@ -312,11 +332,13 @@ def expectation(
     - `f(theta, x, *args)`: a pytree of real arrays; with `lag=L` it is
       `f(theta, x_earlier, x, *args)`, `x_earlier` being the state L steps back (before the start,
       the start): autocovariances, squared jump distances.
-    - `kernel`: a `Kernel`, such as `MetropolisHastings(log_density, proposal)`.
-    - `init`: the start state, or a function `key -> state` for a random one.
+    - `kernel`: a `Kernel`, such as `MetropolisHastings(log_density, proposal)`, or an `Adapted`.
+    - `init`: the start state, or a function `key -> state` for a random one. It may be left out
+      for an `Adapted`, whose chains then go on.
     - `num_samples`, `burn_in`: steps counted, and steps before them. Memory grows with neither.
     - `num_chains`: independent chains, which give the error.
-    - `estimator`: `StochasticDerivative()` if left out; `Score()`; `Covariance()`.
+    - `estimator`: `StochasticDerivative()` if left out; `Score()`; `Covariance()`; `Stationary()`,
+      whose value and derivative are those of the equilibrium.
     - `mesh`: a `jax.sharding.Mesh` whose axis `chains` shares out the chains over its devices. The
       numbers do not depend on how many there are.
 
@@ -325,9 +347,9 @@ def expectation(
     errors. `theta` is any pytree of floats, `key` a typed key, `args` data that is passed through
     and never differentiated.
 
-    **Refused**: second derivatives; derivatives with respect to `args`, `init` or anything that `f`
-    and the kernel close over; parameters on which nothing depends; half precision; and values that
-    are not finite at the start.
+    **Refused**: second derivatives, except by `Covariance()` (`diffmh.hessian`); derivatives with
+    respect to `args`, `init` or anything that `f` and the kernel close over; parameters on which
+    nothing depends; half precision; and values that are not finite at the start.
 
     >>> import jax, diffmh
     >>> density = lambda theta, x: -0.5 * (x - theta) ** 2
@@ -340,6 +362,7 @@ def expectation(
     """
     estimator = StochasticDerivative() if estimator is None else estimator
     where = "expectation(f, kernel, ...)"
+    kernel, init = kernel_and_init(kernel, init, where)
     simulation = Simulation(
         kernel=validate.instance(kernel, Kernel, where, "kernel"),
         init=init if callable(init) else trees.strong(validate.state(init, "`init`")),
@@ -351,6 +374,7 @@ def expectation(
         lag=validate.count(lag, "lag=...", least=0),
         mesh=None if mesh is None else check_shares(mesh, num_chains),
     )
+    estimator.refuse_kernel(simulation.kernel, simulation.num_steps)
     return Expectation(simulation)
 
 

@@ -148,7 +148,7 @@ def test_the_gradient_is_unbiased_with_directions_of_another_theta():
     ],
 )
 def test_only_gaussian_steps(make):
-    with pytest.raises(ValueError, match=r"Gaussian steps, and `SpinFlip` does not.*Common"):
+    with pytest.raises(ValueError, match=r"Gaussian steps, which `SpinFlip` does not.*Common"):
         diffmh.MetropolisHastings(lambda theta, x: theta, diffmh.SpinFlip(), make())
 
 

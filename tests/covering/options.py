@@ -16,16 +16,18 @@ import diffmh
 FACTORS = {
     "kernel": (
         "block", "gibbs", "walk", "hamiltonian", "langevin", "labels", "sweep", "repeat", "cycle",
-        "mixture", "function",
+        "mixture", "function", "schedule", "tempering",
     ),
-    "estimator": ("alternatives", "births", "score", "covariance"),
+    "estimator": (
+        "alternatives", "births", "score", "covariance", "stationary", "stationary covariance",
+    ),
     "num_chains": (2048, 600, 16, 2, 1),
     "way": ("jacfwd", "per_chain", "vjp", "call", "run", "until", "checkpoint", "compare"),
     "proposal": ("fixed", "of theta"),
     "coupling": ("default", "common", "independent", "maximal", "special", "unsuitable"),
     "weights": ("two-sided", "one-sided"),
-    "alternatives": (1, 2, 4, 9),
-    "control": ("none", "f", "function"),
+    "alternatives": (1, 2, 4, 9, "default"),
+    "control": ("none", "f", "function", "stein"),
     "lag": (0, 2),
     "num_samples": (30, 2, 1, 3000),
     "mesh": (False, True),
@@ -34,14 +36,26 @@ FACTORS = {
     "f": ("of x", "of theta"),
     "args": ("tables", "none"),
     "zeros": ("none", "some"),
+    "start": ("state", "adapted"),
 }  # fmt: skip
 
 # Steps of all chains, and times parameters and alternatives.
 MOST_STEPS, MOST_WEIGHTS = 200_000, 5_000_000
 CONTROLLED = ("f", "function")
+DISCRETE = (
+    "block", "gibbs", "labels", "sweep", "repeat", "cycle", "mixture", "function", "schedule",
+    "tempering",
+)  # fmt: skip
+STATIONARY = ("stationary", "stationary covariance")
+APART = ("common", "independent")
 SHORT = ("block", "gibbs", "walk")
 # These ways need no programs beside the reference's; the others have theirs.
 LIGHT = ("jacfwd", "per_chain", "vjp")
+
+
+def _alternatives(row: Row) -> int:
+    """The default has at most 4."""
+    return 4 if row["alternatives"] == "default" else row["alternatives"] or 1
 
 
 def _steps(row: Row) -> int:
@@ -55,14 +69,25 @@ RULES = (
     Absent({"kernel": ("gibbs", "block", "function")}, ("proposal",)),
     Absent({"kernel": ("block", "hamiltonian")}, ("coupling",)),
     Absent({"estimator": ("score", "covariance")}, ("weights", "alternatives")),
-    Absent({"estimator": ("covariance",)}, ("control",)),
+    # Stein's control variates are of `Covariance` alone, and it has no others.
+    Excluded(
+        lambda row: (
+            row["control"] in ("none", "stein")
+            if row["estimator"] == "covariance"
+            else row["control"] != "stein"
+        ),
+        ("estimator", "control"),
+    ),
+    Absent({"estimator": STATIONARY}, ("control",)),
+    Absent({"estimator": STATIONARY}, ("weights",)),
+    Absent({"estimator": ("stationary covariance",)}, ("alternatives",)),
     # What is too long.
     Excluded(
         lambda row: row["num_chains"] * row["num_samples"] <= MOST_STEPS,
         ("num_chains", "num_samples"),
     ),
     Excluded(
-        lambda row: (row["alternatives"] or 1) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
+        lambda row: _alternatives(row) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
         ("num_chains", "num_samples", "parameters", "alternatives"),
     ),
     # Births have the longest programs, one for each way of calling: all ways with short kernels.
@@ -70,7 +95,60 @@ RULES = (
         lambda row: row["estimator"] != "births" or row["way"] in LIGHT or row["kernel"] in SHORT,
         ("estimator", "way", "kernel"),
     ),
+    # Nothing says of a proposal that is a function of theta that its chains stay apart: NaN.
+    Excluded(
+        lambda row: (
+            not (
+                row["estimator"] in STATIONARY
+                and row["kernel"] == "walk"
+                and row["proposal"] == "of theta"
+                and row["coupling"] in APART
+            )
+        ),
+        ("estimator", "kernel", "proposal", "coupling"),
+    ),
     # What is refused.
+    Refused(
+        {"estimator": STATIONARY, "kernel": ("hamiltonian",)}, ValueError, "needs chains that meet"
+    ),
+    Refused(
+        {"estimator": STATIONARY, "kernel": ("langevin",), "coupling": APART},
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        {
+            "estimator": STATIONARY,
+            "kernel": ("walk",),
+            "coupling": APART,
+            "proposal": ("fixed",),
+        },
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        {"estimator": ("stationary",), "kernel": ("function", "schedule", "tempering")},
+        ValueError,
+        "alternatives=0",
+    ),
+    Refused(
+        {"estimator": ("stationary covariance",), "kernel": ("schedule",)},
+        ValueError,
+        "needs one density",
+    ),
+    Refused(
+        {"estimator": ("stationary covariance",), "lag": (2,)}, ValueError, "alternatives=0.*lag"
+    ),
+    Refused(
+        {"estimator": ("stationary covariance",), "proposal": ("of theta",)},
+        ValueError,
+        "alternatives=0.*parameters of the proposal",
+    ),
+    Refused(
+        {"estimator": ("stationary covariance",), "num_chains": (1,)},
+        ValueError,
+        "num_chains",
+    ),
     Refused({"num_chains": (1,), "way": ("run", "until", "checkpoint")}, ValueError, "num_chains"),
     Refused({"num_chains": (1,), "way": ("compare",)}, ValueError, "`compare` needs `num_chains`"),
     Refused({"num_chains": (1,), "mesh": (True,)}, ValueError, "num_chains=1.* `mesh`"),
@@ -105,9 +183,24 @@ RULES = (
     ),
     Refused({"estimator": ("covariance",), "lag": (2,)}, ValueError, r"`Covariance\(\)`.*lag"),
     Refused(
+        {"estimator": ("covariance",), "kernel": ("schedule",)},
+        ValueError,
+        r"`Covariance\(\)` needs one density",
+    ),
+    Refused(
         {"estimator": ("covariance",), "proposal": ("of theta",)},
         ValueError,
         r"`Covariance\(\)` is blind to parameters of the proposal",
+    ),
+    Refused(
+        {"control": ("stein",), "kernel": DISCRETE},
+        ValueError,
+        "`control='stein'` needs real coordinates",
+    ),
+    Refused(
+        {"control": ("stein",), "kernel": ("walk",), "zeros": ("some",)},
+        diffmh.NotDifferentiable,
+        "`control='stein'` needs a density that is continuous in x",
     ),
     Refused(
         {"kernel": ("gibbs",), "coupling": ("independent", "unsuitable")},

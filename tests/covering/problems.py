@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import derivative, finite_chain_mean, lagged_chain_mean
+from staged import swap_matrix
 
 import diffmh
 
@@ -27,7 +28,7 @@ Tables = dict[str, np.ndarray]
 class Problem(NamedTuple):
     """`tables` are the arguments, or `None` if they are closed over. `exact(num_samples, lag)` has
     the value (F,) and Jacobian (F, P) of the finite chain; `covariance(num_samples, num_chains)`
-    what `Covariance()` has for them in the mean.
+    what `Covariance()` has for them in the mean, and `stationary(lag)` the equilibrium's.
     """
 
     theta: np.ndarray
@@ -38,10 +39,13 @@ class Problem(NamedTuple):
     start: Any
     exact: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
     covariance: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    stationary: Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
 def problem_of(row) -> Problem:
-    make = _continuous if row["kernel"] in CONTINUOUS else _discrete
+    make = _discrete
+    if row["kernel"] in CONTINUOUS:
+        make = functools.partial(_continuous, proved=row["control"] == "stein")
     return make(
         row["kernel"],
         row["proposal"] == "of theta",
@@ -149,6 +153,20 @@ def softmax_rows(logits, theta, of_theta: bool, xp):
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+# Of the stages of a schedule; of replicas.
+STAGE_BETAS, BETAS = _single([0.5, 1.0, 0.8]), _single([1.0, 0.5])
+
+
+@functools.cache
+def of_first(function):
+    """A function of the first of several replicas."""
+
+    def call(theta, x, *args):
+        return function(theta, jax.tree.map(lambda leaf: leaf[0], x), *args)
+
+    return call
+
+
 @functools.cache
 def lagged(f):
     """f now, times its first entry `lag` steps before."""
@@ -178,7 +196,7 @@ def _discrete(
     density, odds = own(discrete_density), own(discrete_odds)
     observed = own(discrete_f_of_theta if f_of_theta else discrete_f)
 
-    def metropolis():
+    def metropolis(density=density):
         q = lambda theta: diffmh.On(
             lambda x: x["h"],
             diffmh.TransitionMatrix(softmax_rows(jnp.asarray(PROPOSAL), theta, of_theta, jnp)),
@@ -220,8 +238,15 @@ def _discrete(
 
         return in_turn
 
+    def heated(beta):
+        return metropolis(lambda theta, x, *args: beta * density(theta, x, *args))
+
     kernels = {
         "labels": metropolis,
+        "schedule": lambda: diffmh.Schedule(
+            lambda stage: heated(jnp.asarray(STAGE_BETAS, jnp.float32)[stage]), len(STAGE_BETAS), 2
+        ),
+        "tempering": lambda: diffmh.Tempering(heated, BETAS.astype(np.float32)),
         "gibbs": lambda: diffmh.Gibbs(
             density, lambda x: x["h"], 3, coupling_of(coupling, kernel, of_theta)
         ),
@@ -241,7 +266,11 @@ def _discrete(
         table = log_density(theta)
         label = softmax_rows(PROPOSAL, theta, of_theta, np)
         same_units = (V0[:, None] == V0) & (V1[:, None] == V1)
-        mh = mh_matrix(table, np.where(same_units, label[H[:, None], H], 0.0))
+
+        def of_labels(table):
+            return mh_matrix(table, np.where(same_units, label[H[:, None], H], 0.0))
+
+        mh = of_labels(table)
         gibbs = conditional(table, same_units)
         block = conditional(table, H[:, None] == H)
 
@@ -256,6 +285,14 @@ def _discrete(
 
         return {
             "labels": lambda: mh,
+            "schedule": lambda: functools.reduce(
+                np.matmul,
+                [np.linalg.matrix_power(of_labels(beta * table), 2) for beta in STAGE_BETAS],
+            ),
+            "tempering": lambda: (
+                np.kron(*(of_labels(beta * table) for beta in BETAS))
+                @ swap_matrix([beta * table for beta in BETAS])
+            ),
             "gibbs": lambda: gibbs,
             "block": lambda: block,
             "cycle": lambda: block @ mh,
@@ -267,15 +304,23 @@ def _discrete(
 
     finite = np.where(np.isfinite(tables["values"]), tables["values"], 0.0)
     values = lambda theta: finite + f_of_theta * tables["slopes"] * theta[0]
-
+    control, start = own(discrete_control), {"v": np.zeros(2, np.int32), "h": np.int32(0)}
+    exact = exact_of(matrix, values, log_density, theta, DISCRETE_START)
+    if kernel == "tempering":
+        # The first replica's number leads in that of both.
+        count, observed, control = len(STATES), of_first(observed), of_first(control)
+        start = jax.tree.map(lambda leaf: np.stack([leaf] * len(BETAS)), start)
+        both = lambda theta: np.add.outer(*(beta * log_density(theta) for beta in BETAS)).ravel()
+        first = lambda theta: np.repeat(values(theta), count, axis=0)
+        exact = exact_of(matrix, first, both, theta, DISCRETE_START)
     return Problem(
         theta,
         tables if in_args else None,
         kernels[kernel](),
         lagged(observed) if lag else observed,
-        own(discrete_control),
-        {"v": np.zeros(2, np.int32), "h": np.zeros((), np.int32)},
-        *exact_of(matrix, values, log_density, theta, DISCRETE_START),
+        control,
+        start,
+        *exact,
     )
 
 
@@ -305,9 +350,13 @@ def conditional(log_density: np.ndarray, together: np.ndarray) -> np.ndarray:
     return weights / np.where(np.abs(total) > 0, total, 1.0)
 
 
+# So many steps from the start no chain of these knows where it began.
+_FAR = 2**13
+
+
 def exact_of(matrix, values, log_density, theta, start):
-    """`exact` and `covariance` of a problem, from its transition matrix, f and density over
-    states as functions of θ.
+    """`exact`, `covariance` and `stationary` of a problem, from its transition matrix, f and
+    density over states as functions of θ.
     """
 
     def exact(num_samples, lag):
@@ -342,7 +391,17 @@ def exact_of(matrix, values, log_density, theta, start):
             later_f, later_score = step @ (f + later_f), step @ (score + later_score)
         return mean @ f, product - together / num_samples**2
 
-    return exact, covariance
+    def stationary(lag):
+        def mean(theta):
+            step, f = matrix(theta), values(theta)
+            row = np.linalg.matrix_power(step, _FAR)[start]
+            if lag:
+                row = (row * f[:, 0]) @ np.linalg.matrix_power(step, lag)
+            return row @ f
+
+        return derivative(mean, theta)
+
+    return exact, covariance, stationary
 
 
 # A float.
@@ -401,10 +460,12 @@ def _continuous(
     in_args: bool,
     zeros: bool,
     lag: bool,
+    proved: bool,
 ) -> Problem:
+    """With `proved`, a density without an end that no proof could exclude."""
     theta, tables = normal_tables(parameters, zeros)
     own = lambda function: function if in_args else _closed(function, "normal", parameters, zeros)
-    bounded = zeros or (kernel == "walk" and not of_theta)
+    bounded = zeros or (kernel == "walk" and not of_theta and not proved)
     density = own(truncated_density if bounded else normal_density)
     observed = own(normal_f_of_theta if f_of_theta else normal_f)
     walk = lambda theta: diffmh.GaussianWalk(step_of(theta, of_theta, SCALE, jnp))
@@ -450,7 +511,7 @@ def _continuous(
             return table
         return table + eta[2] * np.stack([0.5 * grid**2, np.sin(grid)], 1)
 
-    exact, covariance = exact_of(matrix, values, log_density, reduced @ theta, begin)
+    exact, covariance, stationary = exact_of(matrix, values, log_density, reduced @ theta, begin)
 
     def by_theta(value, jacobian):
         return value, jacobian @ reduced
@@ -464,6 +525,7 @@ def _continuous(
         float(grid[begin]),
         lambda num_samples, lag: by_theta(*exact(num_samples, lag)),
         lambda num_samples, num_chains: by_theta(*covariance(num_samples, num_chains)),
+        lambda lag: by_theta(*stationary(lag)),
     )
 
 

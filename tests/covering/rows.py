@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from arrays import Row
-from options import together
+from options import STATIONARY, together
 from problems import CONTINUOUS, Problem, problem_of
 from unbiasedness import LEAST_RUNS, assert_unbiased
 
@@ -76,7 +76,9 @@ def compared(row: Row, thorough: bool) -> bool:
     few = row["num_chains"] < 100 and (not thorough or row["estimator"] == "births")
     # One-sided weights have no variance on continuous states (`StochasticDerivative`).
     infinite = row["weights"] == "one-sided" and row["kernel"] in CONTINUOUS
-    return affordable and not (few or infinite)
+    # Stein's functions have the mean zero at equilibrium, which these chains have not reached.
+    stein = row["control"] == "stein"
+    return affordable and not (few or infinite or stein)
 
 
 def numbers(problem: Problem) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -85,10 +87,15 @@ def numbers(problem: Problem) -> tuple[jax.Array, tuple[Any, ...]]:
 
 
 def expectation_of(row: Row, problem: Problem, mesh) -> diffmh.Expectation:
+    kernel, start = problem.kernel, {"init": problem.start}
+    if row["start"] == "adapted":
+        # Three chains of a warm-up that have not moved: those of the run start where they are.
+        states = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * 3), problem.start)
+        kernel, start = diffmh.Adapted(kernel, states), {}
     return diffmh.expectation(
         problem.f,
-        problem.kernel,
-        init=problem.start,
+        kernel,
+        **start,
         num_samples=row["num_samples"],
         num_chains=row["num_chains"],
         lag=row["lag"],
@@ -98,16 +105,22 @@ def expectation_of(row: Row, problem: Problem, mesh) -> diffmh.Expectation:
 
 
 def estimator_of(row: Row, problem: Problem) -> diffmh.extend.Estimator:
+    alternatives = None if row["alternatives"] == "default" else row["alternatives"]
     match row["estimator"]:
         case "covariance":
-            return diffmh.Covariance()
+            control = "stein" if row["control"] == "stein" else None
+            return diffmh.Covariance(control, unconstrained=control is not None)
+        case "stationary":
+            return diffmh.Stationary(alternatives=alternatives)
+        case "stationary covariance":
+            return diffmh.Stationary(alternatives=0)
         case "score":
             return diffmh.Score(
                 {"none": None, "f": "other chains", "function": 0.5}[row["control"]]
             )
     return diffmh.StochasticDerivative(
         row["weights"],
-        row["alternatives"],
+        alternatives,
         {"none": None, "f": "f", "function": problem.control}[row["control"]],
         births=row["estimator"] == "births",
     )
@@ -153,6 +166,8 @@ def compare_with_exact(row: Row, problem: Problem, value, jacobian) -> None:
     length, num_chains = row["num_samples"], row["num_chains"]
     if row["estimator"] == "covariance":
         exact = problem.covariance(length, num_chains)
+    elif row["estimator"] in STATIONARY:
+        exact = problem.stationary(row["lag"])
     else:
         exact = problem.exact(length, row["lag"])
     for samples, wanted, what in zip(
@@ -240,7 +255,7 @@ def _checkpoint(case: Case) -> None:
 def _compare(case: Case) -> None:
     """Without the other estimators: each would be compiled, and all have rows of their own."""
     estimator = case.expectation.simulation.estimator
-    with unittest.mock.patch("diffmh._expectation.candidates", lambda own: [own]):
+    with unittest.mock.patch("diffmh._expectation.candidates", lambda own, num_parameters: [own]):
         compared = diffmh.compare(case.expectation, case.theta, case.key, *case.args)
     own = compared.row(estimator)
     close(own.value, case.mean[0], "value of compare")

@@ -12,11 +12,12 @@ import diffmh
 from diffmh.core.execute import run
 from diffmh.core.plan import Plan
 from diffmh.estimators import controls
-from diffmh.estimators.controls import Averages, controlled
+from diffmh.estimators.controls import ControlledAverages, controlled
 from diffmh.models import gaussian, ising, mixture
 from diffmh.models.ising.sampler import HalfSweep
 
 KEY = jax.random.key(7)
+ONE = diffmh.StochasticDerivative(alternatives=1)
 CONTROLLED = diffmh.StochasticDerivative(control="f")
 
 
@@ -71,7 +72,7 @@ def sums_of_a_block(half_sweep):
         estimator=CONTROLLED,
     )
     means = made.run_chains(2.5, KEY).outcomes[0].observed.estimator
-    assert isinstance(means, controls.Averages)
+    assert isinstance(means, ControlledAverages)
     return np.stack([np.ravel(means.pruned), np.ravel(means.moved)], axis=-1)
 
 
@@ -93,7 +94,7 @@ def test_control_variates_gain_on_the_lattice():
         num_chains=400,
         estimator=estimator,
     ).run_chains(6.0, KEY)
-    plain, controlled = (chains(e) for e in (diffmh.StochasticDerivative(), CONTROLLED))
+    plain, controlled = (chains(e) for e in (ONE, CONTROLLED))
     np.testing.assert_array_equal(plain.value, controlled.value)
     assert np.std(controlled.jacobian) < 0.7 * np.std(plain.jacobian)
 
@@ -102,11 +103,11 @@ def test_coefficients_come_from_the_other_chains():
     """What a chain has in its own sums does not change its coefficients."""
     rng = np.random.default_rng(0)
     draw = lambda: jnp.asarray(rng.normal(size=(1, 1, 9)))
-    means = controls.Averages(draw(), draw(), draw())
-    moved = controls.Averages(means.derivative, means.pruned.at[..., 3].mul(2.0), means.moved)
+    means = ControlledAverages(draw(), draw(), draw())
+    moved = ControlledAverages(means.derivative, means.pruned.at[..., 3].mul(2.0), means.moved)
     before, after = (controls.controlled(m)[0, 0, 3] for m in (means, moved))
     taken_off = float(means.derivative[0, 0, 3] - before)
-    of_b = controls.Averages(means.derivative, means.pruned.at[..., 3].set(0.0), means.moved)
+    of_b = ControlledAverages(means.derivative, means.pruned.at[..., 3].set(0.0), means.moved)
     by_b = float(means.derivative[0, 0, 3] - controls.controlled(of_b)[0, 0, 3])
     np.testing.assert_allclose(
         float(means.derivative[0, 0, 3] - after), by_b + 2 * (taken_off - by_b), rtol=1e-4
@@ -114,7 +115,7 @@ def test_coefficients_come_from_the_other_chains():
 
 
 def test_control_refuses_what_it_cannot_use():
-    with pytest.raises(ValueError, match="'f' or a function"):
+    with pytest.raises(ValueError, match="'covariance' or a function"):
         diffmh.StochasticDerivative(control="g")  # pyright: ignore
     product = diffmh.expectation(
         lambda theta, a, b: a * b,
@@ -156,7 +157,7 @@ def test_rounding_is_not_a_control_variate():
 
 def means_of(derivative, pruned):
     one = lambda array: jnp.asarray(array)[None, None]
-    return Averages(one(derivative), one(pruned), one(np.zeros_like(pruned)))
+    return ControlledAverages(one(derivative), one(pruned), one(np.zeros_like(pruned)))
 
 
 def test_a_sum_whose_rare_events_are_missing_is_not_taken_off():

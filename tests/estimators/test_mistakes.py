@@ -50,7 +50,8 @@ def run(
         num_samples=8,
         burn_in=burn_in,
         num_chains=RUNS,
-        estimator=diffmh.StochasticDerivative(births=births),
+        # One slot, in which pruning matters most.
+        estimator=diffmh.StochasticDerivative(alternatives=1, births=births),
     )
     theta, *args = (jnp.asarray(array, jnp.float32) for array in problem[1:])
     return np.asarray(derivatives(expectation, theta, jax.random.key(11), *args))

@@ -87,12 +87,12 @@ def adapted(density, init):
     bool_of_three=(
         gibbs(lambda z: z[0], 3, jnp.zeros(3, bool)),
         TypeError,
-        "`Gibbs(num_values=3)` moves labels 0 to 2, which bool does not hold",
+        "`Gibbs(num_values=3)` moves labels 0 to 2, which do not fit bool",
     ),
     int8_of_many=(
         gibbs(lambda z: z[0], 300, jnp.zeros(3, jnp.int8)),
         TypeError,
-        "`Gibbs(num_values=300)` … int8 does not hold",
+        "`Gibbs(num_values=300)` … do not fit int8",
     ),
     label=(
         gibbs(lambda z: z[0], 2, jnp.array([5, 0, 0])),

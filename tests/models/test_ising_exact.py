@@ -60,7 +60,7 @@ def test_enumeration(size, theta):
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_enumeration_of_large_lattices_is_refused(size):
-    with pytest.raises(ValueError, match="sizes from 2 to 4"):
+    with pytest.raises(ValueError, match="from 2 to 4"):
         ising.enumerated(size, 2.0)
 
 

@@ -44,7 +44,7 @@ def test_other_state_on_small_integers(dtype, num_states):
 )
 def test_labels_that_the_type_does_not_hold(proposal):
     start = jnp.zeros((2,) if isinstance(proposal, diffmh.On | diffmh.OneLabel) else (), "int8")
-    with pytest.raises(TypeError, match=r"0 to 199, which int8 does not hold.*int32"):
+    with pytest.raises(TypeError, match=r"0 to 199, which do not fit int8.*int32"):
         proposal.noise(KEY, start, 1)
 
 

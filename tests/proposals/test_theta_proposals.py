@@ -283,7 +283,7 @@ def test_refusals():
     kernel = diffmh.MetropolisHastings(
         density, lambda theta: diffmh.OtherState(2), diffmh.MaximalReflection()
     )
-    with pytest.raises(ValueError, match="reflects Gaussian steps"):
+    with pytest.raises(ValueError, match="needs Gaussian steps"):
         expectation = diffmh.expectation(f, kernel, init=0, num_samples=2)
         jax.grad(expectation)(0.5, jax.random.key(0))
 

@@ -116,19 +116,17 @@ def found(name, alternatives=1):
 
 @functools.cache
 def core(name):
-    """The core's derivative of every chain."""
+    """The core's derivative of every chain, by one alternative as in `found`."""
+    expectation = functools.partial(
+        diffmh.expectation,
+        num_chains=RUNS,
+        estimator=diffmh.StochasticDerivative(alternatives=1),
+    )
     if name == "mixture":
-        mean = diffmh.expectation(
-            mixture.indicator, mixture.sampler(), init=0, num_samples=20, num_chains=RUNS
-        )
+        mean = expectation(mixture.indicator, mixture.sampler(), init=0, num_samples=20)
     elif name == "normal":
-        mean = diffmh.expectation(
-            powers,
-            gaussian.sampler(),
-            init=normal_start,
-            num_samples=30,
-            burn_in=60,
-            num_chains=RUNS,
+        mean = expectation(
+            powers, gaussian.sampler(), init=normal_start, num_samples=30, burn_in=60
         )
     else:
         sites = [(i, j) for i in range(3) for j in range(3)]
@@ -136,9 +134,7 @@ def core(name):
         sweep = diffmh.Cycle(
             *(diffmh.MetropolisHastings(density, diffmh.SpinFlip(site)) for site in sites)
         )
-        mean = diffmh.expectation(
-            moments, sweep, init=jnp.ones((3, 3), jnp.int32), num_samples=5, num_chains=RUNS
-        )
+        mean = expectation(moments, sweep, init=jnp.ones((3, 3), jnp.int32), num_samples=5)
     return np.asarray(jax.jacfwd(mean.per_chain)(PROGRAMS[name][1], jax.random.key(2)))
 
 

@@ -71,6 +71,8 @@ def results():
         "each chain": MEAN.per_chain(0.5, KEY, 1.2),
         "gradients": gradients(jnp.array([0.5, -0.5]), KEY, 1.2),
         "report": _numbers(report),
+        "backward by births": jax.jacrev(births)(0.5, KEY, 1.2),
+        "linearised by births": jax.linearize(lambda theta: births(theta, KEY, 1.2), 0.5)[1](1.0),
         "report by births": _numbers(births.run(0.5, KEY, 1.2)),
         "report by covariance": _numbers(MEAN.by(diffmh.Covariance()).run(0.5, KEY, 1.2)),
         "effective samples": report.effective_samples,

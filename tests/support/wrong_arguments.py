@@ -153,6 +153,7 @@ def results() -> dict[str, Any]:
         "ascent": diffmh.optimise(lambda theta, key: theta**2, 0.5, KEY, **adam),
         "comparison": diffmh.compare(MEAN, 0.5, KEY),
         "table": diffmh.sensitivity(posterior()[1], quantity, draws=SITES),
+        "influence": diffmh.influence(posterior()[1], quantity, SITES),
     }
 
 
@@ -198,11 +199,26 @@ def kernels() -> Iterator[Call]:
     yield Call("Cycle", pair_of, {"kernel": NORMAL})
     yield Call("Repeat", diffmh.Repeat, {"kernel": NORMAL, "num_steps": 2})
     yield Call("Sweep", diffmh.Sweep, {"kernel_at": lambda site: NORMAL, "num_sites": 2})
+    yield Call(
+        "Schedule",
+        diffmh.Schedule,
+        {
+            "kernel_at": lambda stage: NORMAL,
+            "num_stages": 2,
+            "steps_per_stage": 3,
+            "log_weight": False,
+        },
+    )
+    yield Call("Tempering", diffmh.Tempering, {"kernel_at": lambda b: NORMAL, "betas": (1.0, 0.5)})
     yield Call("Mixture", mixture_of, {"kernel": NORMAL, "probabilities": (0.5, 0.5)})
     yield Call("DensityOdds", diffmh.extend.DensityOdds, {"density": log_density})
 
 
 def estimators() -> Iterator[Call]:
+    pairs = {"lag": 1, "alternatives": None, "max_steps": None}
+    yield Call("Stationary", diffmh.Stationary, pairs)
+    yield Call("configure", diffmh.configure, {"small_loops": True}, dear=True)
+    yield Call("Covariance", diffmh.Covariance, {"control": None, "unconstrained": False})
     yield Call("Score", diffmh.Score, {"baseline": 0.0})
     yield Call(
         "StochasticDerivative",
@@ -263,6 +279,8 @@ def runs() -> Iterator[Call]:
             **CHAIN,
             "optimizer": optax.sgd(0.1),
             "num_iterations": 1,
+            "newton": False,
+            "reuse": None,
             "maximise": False,
             "average_from": 0.5,
             "progress": False,
@@ -273,7 +291,23 @@ def runs() -> Iterator[Call]:
     )
     normal = lambda theta, x: -0.5 * (x["x"] - theta) ** 2
     given = {"f": lambda theta, x: x["x"], "log_density": normal, "draws": DRAWS, "state": None}
-    yield Call("from_draws", diffmh.from_draws, given)
+    yield Call("from_draws", diffmh.from_draws, {**given, "at": 0.5})
+    yield Call("from_draws, weights", diffmh.from_draws, {**given, "weights": None})
+    located = diffmh.from_draws(**given, at=0.5)
+    yield Call("hessian", diffmh.hessian, {"expectation": located})
+    grid = {"draws": located, "thetas": jnp.linspace(0.0, 1.0, 3), "name": None}
+    yield Call("plots.curve", plots.curve, grid, dear=True)
+    yield Call(
+        "FromDraws.curve", located.curve, {"thetas": grid["thetas"], "name": None}, dear=True
+    )
+    evidence = {"log_density": normal, "kernel": DRAWS, "at": 0.5, "observed": None}
+    yield Call("evidence", diffmh.evidence, evidence)
+    chains = {**LENGTH, "mesh": None, "observed": None}
+    walk = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(1.0))
+    of_chains = {"log_density": log_density, "kernel": walk, **chains}
+    yield Call("evidence, chains", diffmh.evidence, of_chains)
+    stein = {"control": None, "degree": None, "unconstrained": False}
+    yield Call("from_draws, control", diffmh.from_draws, {**given, **stein})
     yield Call("FromDraws.run", lambda theta: diffmh.from_draws(**given).run(theta), {"theta": 0.5})
     yield Call("as_blackjax", diffmh.as_blackjax, {**kernel, "theta": 0.5})
 
@@ -281,6 +315,7 @@ def runs() -> Iterator[Call]:
 def reports() -> Iterator[Call]:
     made = results()
     report = {"report": made["report"], "level": 0.9, "most": 4}
+    yield Call("Sensitivity.sorted", made["table"].sorted, {"by": "derivative"})
     yield Call("Report.interval", made["report"].interval, {"level": 0.9})
     yield Call("plots.report", plots.report, report, dear=True)
     traced = {"trace": made["trace"], "steps": None, "most": 4}
@@ -291,6 +326,9 @@ def reports() -> Iterator[Call]:
     yield Call(
         "plots.sensitivity", plots.sensitivity, {"table": made["table"], "most": 4}, dear=True
     )
+    influence = {"table": made["influence"], "most": 4}
+    yield Call("plots.influence", plots.influence, influence, dear=True)
+    yield Call("plots.meeting", plots.meeting, {"report": made["report"]}, dear=True)
 
 
 def posteriors() -> Iterator[Call]:
@@ -298,13 +336,20 @@ def posteriors() -> Iterator[Call]:
     strategy = {"theta": {"scale": 1.0}, "init_strategy": None}
     yield Call("from_numpyro", from_numpyro, {"model": model, **strategy}, dear=True)
     yield Call("Posterior.kernel", made.kernel, {"scale": None, "proposals": None})
+    lengths = {"num_warmup": 20, "num_samples": 4, "num_chains": 2, "progress": False}
+    others = {"theta": None, "proposals": None, "target_acceptance": 0.8}
+    yield Call("Posterior.sample", made.sample, {"key": KEY, **lengths, **others}, dear=True)
     quantity = {"f": lambda theta, sites: sites["mean"]}
     yield Call(
         "Posterior.expectation", made.expectation, {**quantity, "kernel": None, "num_samples": 4}
     )
     fresh = {"posterior": made, **quantity, "level": 0.9}
-    yield Call("sensitivity", diffmh.sensitivity, {**fresh, "draws": SITES}, dear=True)
-    chains = {"key": KEY, "kernel": None, "num_samples": 4}
+    parts = {"quantities": ("mean", "sd"), "prior": ("mean",)}
+    drawn = {"draws": SITES, "weights": None, **parts}
+    yield Call("sensitivity", diffmh.sensitivity, {**fresh, **drawn}, dear=True)
+    given = {**fresh, "draws": SITES, "control": None}
+    yield Call("influence", diffmh.influence, given, dear=True)
+    chains = {"key": KEY, "kernel": made.kernel(), "num_samples": 4, "burn_in": 0}
     yield Call("sensitivity, chains", diffmh.sensitivity, {**fresh, **chains}, dear=True)
 
 
@@ -404,11 +449,11 @@ GROUPS = (
 # subclassed; and mathematics of `theta` and a state, which JAX traces and which looks at nothing.
 WITHOUT_ARGUMENTS = frozenset(
     """
-    Acceptance Ascent Bernoulli Categorical Comparison Condition Expectation Exact Observation
-    Parameter Parameters Posterior Report Sensitivity Spins State Step Trace Transition Value Full
-    Restricted HalfSweep SequentialSweep
+    Acceptance Adapted Ascent Bernoulli Categorical Comparison Condition Expectation Exact
+    Observation Parameter Parameters Posterior Report Sensitivity Spins State Step Trace Transition
+    Value Full Restricted HalfSweep SequentialSweep
 
-    CommonRandomNumbers Covariance Independent Maximal MaximalReflection SameSite Smooth
+    CommonRandomNumbers Independent Maximal MaximalReflection SameSite Smooth
 
     BlockUpdate Coupling Estimator FiniteProposal Kernel NoiseCoupling NoiseProposal Proposal Update
     NotDifferentiable Checked
@@ -432,7 +477,7 @@ ACCEPTED = [
     ("tune", "theta", r"1\.5", "a number is a theta"),
     (".*", _FUNCTIONS, "a function|a class", "called later, and what it returns is looked at then"),
     (".*", _LEFT_OUT, "None", "the argument is left out"),
-    (".*", "progress|compare|maximise|flip|linear|births", "True", "a flag"),
+    (".*", "progress|compare|maximise|flip|linear|births|unconstrained", "True", "a flag"),
     (".*", "scale|step_size", r"1\.5", "a positive number"),
     (
         ".*",
@@ -461,7 +506,7 @@ ACCEPTED = [
     ("Checkpoint|.*run|sample|optimise", "directory|checkpoint", "'a'", "a path"),
     ("optimise|sad.register", "name|primitive", "'a'", "a name"),
     (
-        "expectation",
+        "expectation|evidence, chains",
         "init",
         r"-1|0|inf|nan|True|\{'a': 1\.0\}|an array \(7, 3\)|a legacy key",
         "a state, which the kernel looks at in a run",
@@ -469,8 +514,25 @@ ACCEPTED = [
     (".*", "init", r"-0\.5|1\.5", "a state"),
     ("check", "theta|init", ".*", "what is wrong is a finding of the report that it returns"),
     ("as_blackjax", "theta", ".*", "the density is first evaluated by `init(position)`"),
-    ("from_draws", "draws", r"an array \(7, 3\)", "7 chains of 3 draws"),
-    ("Posterior.kernel", "proposals", r"\{\}", "none"),
+    ("from_draws.*", "draws", r"an array \(7, 3\)", "7 chains of 3 draws"),
+    ("Stationary|StochasticDerivative", "alternatives|max_steps", "None", "the default"),
+    ("Stationary", "alternatives", "0", "the covariance alone"),
+    ("Schedule", "log_weight", "True", "a flag"),
+    ("Tempering", "betas", "a legacy key", "two numbers"),
+    ("sensitivity.*", "prior|kernel", "None", "all sites, and the posterior's own walk"),
+    ("Posterior.kernel|Posterior.sample", "proposals", r"\{\}", "none"),
+    ("Posterior.sample", "target_acceptance", "float16", "a number between 0 and 1"),
+    ("adapt", "num_steps", "None", "the argument is left out"),
+    ("evidence", "kernel", r"an array \(7, 3\)", "7 chains of 3 draws"),
+    ("from_draws|evidence", "at", "None", "left out"),
+    (
+        "from_draws|evidence",
+        "at",
+        r"-0\.5|1\.5|\{'a': 1\.0\}|an array \(7, 3\)",
+        "a theta, compared with the one of a call",
+    ),
+    ("evidence.*", "observed", "None|a function|a class", "called later"),
+    ("optimise", "reuse", "None", "left out"),
     ("sad.propose", "x", r"-0\.5|1\.5|inf|nan|\{'a': 1\.0\}", "a state of floats"),
     ("sad.propose", "x", r"an array \(7, 3\)", "a state of floats"),
     ("sad.linear", "value", ".*", "numbers of any kind"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -62,20 +63,30 @@ class _Model(eqx.Module):
         return -jnp.asarray(potential_energy(self._given(x), self.args, kwargs, rest))
 
     def log_prior(self, theta: Sites, x: Sites) -> Array:
+        return sum(self.log_prior_by_site(theta, x).values(), jnp.zeros(()))
+
+    def log_prior_by_site(self, theta: Sites, x: Sites) -> dict[str, Array]:
         terms = self._log_probs(theta, x)
-        return sum((terms[name] for name in self.latent), jnp.zeros(()))
+        return {name: jnp.asarray(terms[name]) for name in self.latent}
 
     def log_likelihood(self, theta: Sites, x: Sites) -> Array:
         terms = self._log_probs(theta, x)
         return sum((term for name, term in terms.items() if name not in self.latent), jnp.zeros(()))
 
-    def _log_probs(self, theta: Sites, x: Sites) -> dict[str, Any]:
-        """The log probability of each site, latent or observed."""
+    def log_likelihoods(self, theta: Sites, x: Sites) -> Sites:
+        terms = self._log_probs(theta, x, sum_log_prob=False)
+        return {name: term for name, term in terms.items() if name not in self.latent}
+
+    def _log_probs(self, theta: Sites, x: Sites, sum_log_prob: bool = True) -> dict[str, Any]:
+        """The log probability of each site, latent or observed; of each of its entries, if they
+        are not to be added up.
+        """
         from numpyro.infer.util import compute_log_probs
 
         sites = self.constrain(theta, x)
         latent = {name: sites[name] for name in self.latent}
-        return compute_log_probs(self._unchecked(), self.args, {**self.kwargs, **theta}, latent)[0]
+        kwargs = {**self.kwargs, **theta}
+        return compute_log_probs(self._unchecked(), self.args, kwargs, latent, sum_log_prob)[0]
 
     def unconstrain(self, theta: Sites, sites: Sites) -> Sites:
         free = {
@@ -169,7 +180,7 @@ def from_numpyro(
     1.0
     """
     with extra("from_numpyro", "numpyro"):
-        from numpyro.infer import init_to_uniform
+        import numpyro  # noqa: F401
 
     where = "from_numpyro(model, *args, theta=...)"
     validate.function(model, where, "model", "model(*args, **theta)")
@@ -181,18 +192,30 @@ def from_numpyro(
     discrete = {name: site for name, site in latent.items() if site["fn"].support.is_discrete}
     continuous = tuple(name for name in latent if name not in discrete)
     with_data = _Model(model, args, kwargs, tuple(discrete), continuous)
-    strategy: Any = init_to_uniform() if init_strategy is None else init_strategy
-    counts = {name: _num_values(site["fn"].support) for name, site in discrete.items()}
+    strategy: Any = _uniform() if init_strategy is None else init_strategy
+    known = {name: _values(site["fn"].support) for name, site in discrete.items()}
+    ranges = {name: values for name, values in known.items() if values is not None}
     return Posterior(
         with_data.log_density,
         with_data.log_prior,
         with_data.log_likelihood,
+        with_data.log_prior_by_site,
         with_data.constrain,
         with_data.unconstrain,
         _Start(with_data, theta, strategy),
         theta,
-        {name: count for name, count in counts.items() if count is not None},
+        {name: len(values) for name, values in ranges.items() if values.start == 0},
+        {name: values for name, values in ranges.items() if values.start != 0},
+        with_data.log_likelihoods,
     )
+
+
+@functools.cache
+def _uniform() -> Callable[..., Any]:
+    """NumPyro's default, the same object for all models: programs are known by it."""
+    from numpyro.infer import init_to_uniform
+
+    return init_to_uniform()  # pyright: ignore[reportReturnType]
 
 
 def _refuse_unknown_names(model, args, kwargs, theta: Sites, where: str) -> None:
@@ -230,13 +253,22 @@ def _latent_sites(model, args, kwargs, where: str) -> dict[str, Any]:
     return latent
 
 
-def _num_values(support: Any) -> int | None:
-    """n where the support is `0, ..., n − 1`."""
+def _values(support: Any) -> range | None:
+    """The values of a site, if they are consecutive integers, the same for all of its entries."""
     from numpyro.distributions import constraints
 
+    while hasattr(support, "base_constraint"):  # of entries that are one event
+        support = support.base_constraint
     if support is constraints.boolean:
-        return 2
+        return range(2)
     lower, upper = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
-    if lower is None or upper is None or np.any(np.asarray(lower) != 0):
+    if lower is None or upper is None:
         return None
-    return int(np.max(np.asarray(upper))) + 1
+    lower, upper = np.asarray(lower), np.asarray(upper)
+    if np.any(lower != lower.ravel()[0]):
+        return None
+    first = int(lower.ravel()[0])
+    # Where entries have different upper ends, those of 0, ..., n − 1 have impossible values.
+    if first != 0 and np.any(upper != upper.ravel()[0]):
+        return None
+    return range(first, int(np.max(upper)) + 1)

@@ -47,8 +47,9 @@ def from_pymc(model: Any, theta: Checked[dict[str, Any]]) -> Posterior:
     derivatives are taken by. The density is PyMC's own on transformed variables, through PyTensor's
     JAX backend; the start is `model.initial_point()`; the sites include deterministic variables.
 
-    Discrete variables become integers; a Bernoulli or categorical one has a proposal, others are
-    given one by `posterior.kernel(proposals=...)`.
+    Discrete variables become integers; the values of a Bernoulli, categorical, binomial or discrete
+    uniform one are known; others are given a proposal, `posterior.kernel(proposals=...)`
+    and `posterior.sample(key, proposals=...)`.
 
     Refused: names in `theta` that are not data of the model, or are data of whole numbers. A bound
     of a support that is a hyperparameter, `pm.Uniform("u", 0, top)`, is refused where the chain is
@@ -87,24 +88,33 @@ def from_pymc(model: Any, theta: Checked[dict[str, Any]]) -> Posterior:
     sites = [*free, *model.deterministics]
     names = tuple(value.name for value in values)
     density = graph.jaxified(values, [model.logp()], ("log density",))
+    terms = [model.logp(vars=[variable], jacobian=False) for variable in free]
+    by_site = graph.jaxified(values, terms, _names(free))
     prior = graph.jaxified(values, [model.logp(vars=free, jacobian=False)], ("log prior",))
     observed = [*model.observed_RVs, *model.potentials]
     likelihood = graph.jaxified(values, [model.logp(vars=observed)], ("log likelihood",))
+    terms: Any = model.logp(vars=observed, sum=False)
+    each = graph.jaxified(values, terms, _names(observed))
     constrain = graph.jaxified(values, model.replace_rvs_by_values(sites), _names(sites))
     inputs = {variable: variable.type(name=variable.name) for variable in free}
     forward = [_forward(model, variable, inputs) for variable in free]
     unconstrain = graph.jaxified(list(inputs.values()), forward, names)
     point = model.initial_point()
     start = {name: jnp.asarray(point[name]) for name in names}
+    known = {variable.name: _values(variable) for variable in free}
+    ranges = {name: values for name, values in known.items() if values is not None}
     return Posterior(
         density.only,
         prior.only,
         likelihood.only,
+        by_site,
         constrain,
         unconstrain,
         _Start(start),
         theta,
-        {variable.name: count for variable in free if (count := _num_values(variable))},
+        {name: len(values) for name, values in ranges.items() if values.start == 0},
+        {name: values for name, values in ranges.items() if values.start != 0},
+        each,
     )
 
 
@@ -133,17 +143,38 @@ class _Graphs:
         return _Graph(function, self.names, _names(inputs), names)
 
 
-def _num_values(variable: Any) -> int | None:
-    """n where a discrete variable is known to be among `0, ..., n − 1`."""
-    from pytensor.tensor.random.basic import BernoulliRV, CategoricalRV
+def _values(variable: Any) -> range | None:
+    """The values of a discrete variable, if they are known to be consecutive integers."""
+    from pymc.distributions.discrete import DiscreteUniformRV
+    from pytensor.tensor.random import basic
 
     drawn = variable.owner.op
-    if isinstance(drawn, BernoulliRV):
-        return 2
-    if isinstance(drawn, CategoricalRV):
-        (weights,) = drawn.dist_params(variable.owner)
-        return int(weights.shape[-1].eval())  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(drawn, basic.BernoulliRV):
+        return range(2)
+    known = hasattr(drawn, "dist_params")
+    parameters: list[Any] = list(drawn.dist_params(variable.owner)) if known else []
+    if isinstance(drawn, basic.CategoricalRV):
+        return range(int(parameters[0].shape[-1].eval()))
+    if isinstance(drawn, basic.BinomialRV):
+        count = _constant(parameters[0])
+        return None if count is None else range(count + 1)
+    if isinstance(drawn, DiscreteUniformRV):
+        first, last = map(_constant, parameters)
+        return None if first is None or last is None else range(first, last + 1)
     return None
+
+
+def _constant(parameter: Any) -> int | None:
+    """The one number that a parameter of a distribution is, if it is a constant of the graph."""
+    from pytensor.graph.basic import Constant
+    from pytensor.graph.traversal import ancestors
+
+    # Data, hyperparameters and random variables (whose generators are shared) are not constants.
+    roots = [one for one in ancestors([parameter]) if one.owner is None]
+    if not all(isinstance(root, Constant) for root in roots):
+        return None
+    values = np.unique(np.asarray(parameter.eval()))
+    return int(values[0]) if values.size == 1 else None
 
 
 def _names(variables: list[Any]) -> tuple[str, ...]:

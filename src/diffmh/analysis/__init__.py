@@ -1,4 +1,4 @@
-"""What is read off a program before it runs: bounds, steps, and whether it is continuous."""
+"""Facts about a program before it runs: bounds, steps, and proofs of continuity."""
 
 from ..jaxprs.compat import current_trace as current_trace
 from ..jaxprs.compat import dependence as dependence

@@ -24,17 +24,17 @@ from .terms import (
     number,
 )
 
-# Polynomials with more monomials, and functions nested deeper than this, are given up.
+# Larger polynomials (in monomials) and functions nested deeper than this are given up.
 _MOST_MONOMIALS, _MOST_WORK = 300, 20_000
-# A coefficient below this share of what was added up to it is a rounding error of our own.
+# A coefficient below this fraction of the terms that were summed is treated as our own rounding.
 _ROUNDING = 1e-13
 
 
 class Algebra:
-    """Makes terms. Each atom gets a rank when it is first seen, by which monomials are sorted."""
+    """Creates terms. Each atom gets a rank when it is first seen; monomials are sorted by rank."""
 
     def __init__(self) -> None:
-        # Products of monomials since it was last set to 0.
+        # Number of products of monomials since it was last reset.
         self.work = 0
         self._ranks: dict[tuple[str, tuple[Hashable, ...]], Atom] = {}
 
@@ -78,6 +78,7 @@ class Algebra:
             raise Singular  # 0 · ∞
         sums: dict[Monomial, tuple[float, float]] = {}
         rewritten: list[Term] = []
+        # Products that contain √u² or |u|² are rewritten, and their factors multiplied out again.
         for (left, x), size_x in zip(a.monomials, a.sizes, strict=True):
             for (right, y), size_y in zip(b.monomials, b.sizes, strict=True):
                 monomial, factor = self._joined(left, right)
@@ -95,15 +96,15 @@ class Algebra:
         kept = [
             ((monomial, value), size)
             for monomial, (value, size) in sums.items()
-            # Written so that NaN is kept: a coefficient that is not a number must not vanish.
+            # Written so that NaN is kept: a NaN coefficient must not vanish.
             if not abs(value) <= _ROUNDING * size
         ]
-        # One order for each polynomial: equal terms are equal tuples.
+        # A canonical order: equal polynomials are equal tuples.
         kept.sort(key=lambda item: tuple((atom.rank, power) for atom, power in item[0][0]))
         return Term(tuple(one for one, _ in kept), tuple(size for _, size in kept))
 
     def _joined(self, left: Monomial, right: Monomial) -> tuple[Monomial, Term | None]:
-        """The product of two monomials, and a factor that squares of roots and magnitudes leave:
+        """The product of two monomials, and a factor from squares of roots and absolute values:
         `√u² = u`, `|u|² = u²`.
         """
         powers = dict(left)
@@ -111,7 +112,7 @@ class Algebra:
             powers[atom] = powers.get(atom, 0) + power
         factor: Term | None = None
         for atom in [a for a in powers if a.kind in ("sqrt", "abs") and abs(powers[a]) > 1]:
-            # √u is a number only where u ≥ 0, and there √u √u = u; |u| |u| = u² everywhere.
+            # √u is real only where u ≥ 0, and there √u √u = u; |u| |u| = u² everywhere.
             half, rest = divmod(abs(powers[atom]), 2)
             (inside,) = atom.arguments
             assert isinstance(inside, Term)
@@ -135,15 +136,15 @@ class Algebra:
         return result
 
     def reciprocal(self, term: Term) -> Term:
-        """`1 / t`; of 0 an unknown of its own, whatever it is multiplied by (see `singular`)."""
+        """`1 / t`. The reciprocal of 0 raises `Singular`."""
         if len(term.monomials) == 1:
             ((monomial, coefficient),) = term.monomials
             inverse = tuple((atom, -power) for atom, power in monomial)
             return Term(((inverse, 1 / coefficient),), (abs(1 / coefficient),))
-        # 1/0: whoever asked gives the proof up.
+        # 1/0: the caller gives up the proof.
         if not term.monomials:
             raise Singular
-        # With the first coefficient 1, so that 1/(2u) and 1/u have one atom between them.
+        # Normalised to a first coefficient of 1, so that 1/(2u) and 1/u share an atom.
         scale = term.monomials[0][1]
         return self.scale(1 / scale, self.of(self.atom("inverse", self.scale(1 / scale, term))))
 
@@ -151,15 +152,15 @@ class Algebra:
         return self.multiply(a, self.reciprocal(b))
 
     def equal(self, a: Term, b: Term, precision: float) -> bool:
-        """True if two terms are proved equal, up to rounding; equal infinities are."""
+        """True if two terms are proved equal, up to rounding; equal infinities count as equal."""
         if a.infinity and a.infinity == b.infinity:
             return True
         return self.difference(a, b).is_zero(precision)
 
     def difference(self, a: Term, b: Term) -> Term:
-        """`a − b`, times what it divides by."""
-        # a = b iff (a − b) · d = 0, for a denominator d that is not 0; where it is 0 the program
-        # divides by 0, which is a step of its own (`steps`).
+        """`a − b`, times its denominators."""
+        # a = b iff (a − b) · d = 0 for a denominator d ≠ 0. Where d is 0 the program divides by 0,
+        # which is a step of its own (`steps`).
         rest = self.subtract(a, b)
         for _ in range(4):
             inverse = next((atom for atom in rest.atoms() if atom.kind == "inverse"), None)
@@ -183,7 +184,7 @@ class Algebra:
     # Functions.
 
     def function(self, name: str, *arguments: Hashable) -> Term:
-        """`name(*arguments)`, simplified where it is known how."""
+        """`name(*arguments)`, simplified where a rule is known."""
         if name in SIMPLIFIED:
             found = SIMPLIFIED[name](self, *arguments)
             if found is not None:
@@ -203,8 +204,8 @@ class Algebra:
         return number(value)
 
     def multiplied_out(self, term: Term) -> Term:
-        """The term with factors of running products as what they are. The last ones come first,
-        so that what telescopes stays small: `a (1 − b) + a b = a`.
+        """The term with factors of running products expanded. The last factors are expanded first,
+        so that telescoping sums stay small: `a (1 − b) + a b = a`.
         """
         factors = [atom for atom in term.atoms() if atom.kind == "factor"]
         while factors:
@@ -215,7 +216,7 @@ class Algebra:
         return term
 
     def compare(self, kind: str, term: Term) -> Proposition:
-        """A comparison of a term with 0, scaled such that its first coefficient is 1."""
+        """The comparison of a term with 0, scaled to a first coefficient of 1."""
         value = term.number
         if value is not None:
             return known(COMPARED[kind](value))
@@ -228,6 +229,7 @@ class Algebra:
         if kind == "not":
             return known(not values[0]) if values[0] is not None else Proposition("not", parts)
         if kind in ("and", "or"):
+            # `or` is decided by a True part, `and` by a False part; decided parts are dropped.
             ends = kind == "or"
             if ends in values:
                 return known(ends)
@@ -248,7 +250,7 @@ class Algebra:
     def choose(self, condition: Proposition, if_true: Term, if_false: Term) -> Term:
         if condition.kind == "known":
             return if_true if condition.parts[0] else if_false
-        # No condition is left: it does not matter, so it cannot be a place where the value jumps.
+        # Equal cases: the condition does not matter, so the value cannot jump there.
         if if_true == if_false:
             return if_true
         return self.of(self.atom("if", condition, if_true, if_false))
@@ -262,13 +264,14 @@ class Algebra:
         decide: Callable[[Proposition, Proposition | None], Proposition | None],
         memo: dict[Hashable, Any] | None = None,
     ) -> Term:
-        """The term with atoms replaced by terms, inside of functions too, and with conditions
-        decided. `decide` is asked before the terms in a comparison are replaced, and again with
-        what came of it; it returns `None` where it knows nothing.
+        """The term with atoms replaced by terms, also inside of functions, and with conditions
+        decided. `decide` is called before the terms in a comparison are replaced and again with
+        the result; it returns `None` if the outcome is unknown.
         """
         memo = {} if memo is None else memo
         if term in memo:
             return memo[term]
+        # Atoms are replaced one by one and the products formed again, so terms stay canonical.
         parts = []
         for (monomial, coefficient), size in zip(term.monomials, term.sizes, strict=True):
             product = Term((((), coefficient),), (size,))
@@ -290,7 +293,7 @@ class Algebra:
         elif atom.kind == "if":
             condition, if_true, if_false = atom.arguments
             condition = self.replace_in(condition, atoms, decide, memo)
-            # Only the case that is taken is looked at: the other may be singular here.
+            # Only the case that is taken is replaced: the other may be singular here.
             if condition.kind == "known":
                 taken = if_true if condition.parts[0] else if_false
                 result = self.replace(taken, atoms, decide, memo)

@@ -1,8 +1,8 @@
-"""Bounds: between which numbers the values of a program lie, for all finite inputs.
+"""Bounds: intervals that contain the values of a program for all finite inputs.
 
-A comparison that the bounds decide is not a step: `exp(x) > 0` in the density of a distribution on
-the positive numbers. Rounding, overflow and underflow are not steps either, so the ends of an
-interval may be open: `exp(x)` lies in (0, ∞).
+A comparison that the bounds decide is not a step, such as `exp(x) > 0` in the density of a
+distribution on the positive numbers. Rounding, overflow and underflow are not steps either, so the
+ends of an interval may be open: `exp(x)` lies in (0, ∞).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .interval import ANY, INFINITY, NOT_NEGATIVE, POSITIVE, Interval
 from .interval_functions import DECIDED, DOMAINS, INCREASING, of_function
 from .places import Places
 
-# The values of the first operand, in some arrangement or some of them.
+# These return some of the values of the first operand, possibly rearranged.
 MOVES_VALUES = {
     *("broadcast_in_dim", "copy", "copy_p", "cummax", "cummin", "device_put", "dynamic_slice"),
     *("expand_dims", "gather", "name", "optimization_barrier", "reduce_max", "reduce_min"),
     *("reduce_precision", "reshape", "rev", "slice", "split", "squeeze", "stop_gradient", "tile"),
     *("transpose", "unstack", "sort", "pvary"),
 }
-# Functions whose results are finite wherever their operands are, overflow aside.
+# Functions whose results are finite if their operands are, except for overflow.
 _TOTAL = {
     *("abs", "add", "add_any", "and", "argmax", "argmin", "asinh", "atan", "atan2", "bessel_i0e"),
     *("bessel_i1e", "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "cosh"),
@@ -41,7 +41,7 @@ _TOTAL = {
     *("bitcast_convert_type", "complex", "conj", "fft", "imag", "real"),
     "polynomial",
 } | MOVES_VALUES
-# Of integers only what cannot overflow is followed.
+# For integers, only operations that cannot overflow are followed.
 _OF_INTEGERS = MOVES_VALUES | {
     *("argmax", "argmin", "clamp", "concatenate", "convert_element_type", "iota", "max", "min"),
     "select_n",
@@ -49,8 +49,8 @@ _OF_INTEGERS = MOVES_VALUES | {
 
 
 class Bounds:
-    """The intervals of a program's values. `aliases` says of the inputs of inner programs what they
-    are outside; values that are not in `random` are the same wherever a random value lies.
+    """The intervals of a program's values. `aliases` maps the inputs of inner programs to values
+    outside. Values that are not in `random` do not depend on random values.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Bounds:
     ):
         self._defined_by, self._aliases, self._random = defined_by, aliases, random
         self._body_output, self.places = body_output, places
-        # Proves that a matrix is positive definite: for whoever can look into its entries.
+        # Proves that a matrix is positive definite; set by a caller that can see its entries.
         self.is_definite: Callable[[Atom], bool] = lambda matrix: False
         self._known: dict[Atom, Interval] = {}
         self._steady: dict[Atom, bool] = {}
 
     def of(self, atom: Atom) -> Interval:
-        """The interval in which all entries of an array lie."""
+        """An interval that contains all entries of an array."""
         if isinstance(atom, Constant):
             return _of_constant(atom)
         if atom not in self._known:
-            self._known[atom] = ANY  # Whatever a loop leads back to.
+            self._known[atom] = ANY  # For values that depend on themselves through a loop.
             self._known[atom] = self._of_variable(atom)
         return self._known[atom]
 
@@ -94,6 +94,7 @@ class Bounds:
 
     def _of_equation(self, equation: Equation, output: Variable) -> Interval:
         name, inputs = equation.primitive, equation.inputs
+        # Every interval must contain all entries for all finite inputs; ANY is always valid.
         if name in ("sort", "unstack", "split") and output is not equation.outputs[0]:
             index = equation.outputs.index(output)
             return self.of(inputs[index] if name == "sort" else inputs[0])
@@ -121,7 +122,7 @@ class Bounds:
         return first
 
     def truth(self, atom: Atom) -> bool | None:
-        """The value of a truth value that is the same everywhere, else `None`."""
+        """The value of a boolean if it is the same everywhere, else `None`."""
         if isinstance(atom, Constant):
             values = None if isinstance(atom.value, compat.Tracer) else np.unique(atom.value)
             return bool(values[0]) if values is not None and len(values) == 1 else None
@@ -130,6 +131,7 @@ class Bounds:
         equation = self._defined_by.get(atom)
         if equation is None or atom.dtype != jnp.bool_:
             return None
+        # Only a value that is the same in every entry and for every input is known.
         name, inputs = equation.primitive, equation.inputs
         if name in ("broadcast_in_dim", "reshape", "squeeze", "slice", "copy", "reduce_and"):
             return self.truth(inputs[0])
@@ -149,9 +151,9 @@ class Bounds:
     def _compared(self, equation: Equation) -> bool | None:
         left, right = equation.inputs
         name = equation.primitive
-        # One value, whatever its bounds are: it differs from itself only as NaN.
+        # The same value on both sides: it differs from itself only if it is NaN.
         if left is right:
-            # Whether it is a number. It is, if it is finite.
+            # A test for NaN, with a known outcome if the value is finite.
             return name in ("eq", "le", "ge") if self._is_finite(left) else None
         if name in ("eq", "ne"):
             infinite = [_is_infinite(atom) for atom in (left, right)]
@@ -160,12 +162,12 @@ class Bounds:
         return DECIDED[name](self.of(left), self.of(right))
 
     def decided_case(self, select: Equation) -> int | None:
-        """Which case of a `select_n` is taken everywhere, if that is known."""
+        """The case of a `select_n` that is taken everywhere, if known."""
         truth = self.truth(select.inputs[0])
         return None if truth is None else int(truth)
 
     def _is_finite(self, atom: Atom) -> bool:
-        """True if it is finite for all finite inputs."""
+        """True if the value is finite for all finite inputs."""
         if isinstance(atom, Constant):
             return not isinstance(atom.value, compat.Tracer) and bool(
                 np.all(np.isfinite(np.asarray(atom.value)))
@@ -173,23 +175,23 @@ class Bounds:
         return self.is_steady(atom, finite=True)
 
     def is_steady(self, atom: Atom, finite: bool = False) -> bool:
-        """True if its being finite does not depend on where random values lie; with `finite`, if it
-        is finite if all inputs of the program are.
+        """True if random values cannot change whether the value is finite. With `finite`, True if
+        it is finite whenever all inputs of the program are.
         """
         if isinstance(atom, Constant):
             return self._is_finite(atom) if finite else True
-        # At a given theta it is one number wherever the random values lie, and so is whether it is
-        # finite.
+        # At a given theta, a value that is not random is one number: either finite or not.
         if not finite and atom not in self._random:
             return True
         key = (atom, finite)
         if key not in self._steady:  # pyright: ignore
-            # A loop leads back to itself: what is not proved otherwise is not steady.
+            # In a loop a value may depend on itself. Without a proof it is not steady.
             self._steady[key] = False  # pyright: ignore
             self._steady[key] = self._is_steady(atom, finite)  # pyright: ignore
         return self._steady[key]  # pyright: ignore
 
     def _is_steady(self, variable: Variable, finite: bool) -> bool:
+        # Integers are always finite; so are inputs, by assumption.
         if not jnp.issubdtype(variable.dtype, jnp.inexact):
             return True
         if variable in self._aliases:
@@ -222,8 +224,8 @@ class Bounds:
         )
 
     def _has_an_answer(self, equation: Equation, finite: bool = True) -> bool:
-        """True if its results are finite where its operands are, overflow aside. Unless `finite` is
-        asked for, what is not random may be anything: it is the same wherever random values lie.
+        """True if the results are finite where the operands are, except for overflow. Without
+        `finite`, operands that are not random may have any value.
         """
 
         def free(atom: Atom) -> bool:
@@ -244,7 +246,7 @@ class Bounds:
         if name in DOMAINS:
             least, most = DOMAINS[name]
             at = self.of(inputs[0])
-            # √0 and arcsin(±1) are finite, log 0 and artanh(±1) are not.
+            # √0 and arcsin(±1) are finite; log 0 and artanh(±1) are not.
             closed = name in ("sqrt", "asin")
             above = at.low > least or (at.low == least and (closed or at.low_open))
             below = at.high < most or (at.high == most and (closed or at.high_open))
@@ -300,14 +302,14 @@ def _running_sum(bounds: Bounds, equation: Equation) -> Interval:
 
 def _running_product(bounds: Bounds, equation: Equation) -> Interval:
     one = bounds.of(equation.inputs[0])
-    # Of numbers in [0, 1] all products are; with larger ones only the sign is known.
+    # Products of numbers in [0, 1] stay there; with larger factors only the sign is known.
     if one.low < 0:
         return ANY
     return Interval(0.0, 1.0 if one.high <= 1 else INFINITY, one.is_positive, one.high > 1)
 
 
 def _scattered(bounds: Bounds, equation: Equation) -> Interval:
-    """Sums of an entry and at most one that is added to it."""
+    """The sum of an entry and at most one other that is added to it."""
     if bounds.places.sources(equation) is None:
         return ANY
     array, _, added = map(bounds.of, equation.inputs)
@@ -341,12 +343,13 @@ def _convert(bounds: Bounds, equation: Equation) -> Interval:
 
 
 def _bits(bounds: Bounds, equation: Equation) -> Interval:
-    """A float whose exponent is that of 1 and whose other bits are random: `uniform` makes it. The
-    ends of what a draw may be are not places where anything steps, so they are left out.
+    """A float with the exponent of 1 and random other bits, as `uniform` makes it. Nothing steps at
+    the ends of the range of a draw, so they are excluded.
     """
     made = bounds._defined_by.get(equation.inputs[0])  # pyright: ignore
     if made is None or made.primitive != "or":
         return ANY
+    # `bits >> (width − mantissa) | exponent of 1`: a float in [1, 2).
     one = np.array(1.0, equation.outputs[0].dtype)
     pattern = one.view(f"u{one.dtype.itemsize}")
     mantissa = jnp.finfo(one.dtype).nmant

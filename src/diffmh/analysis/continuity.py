@@ -1,12 +1,12 @@
-"""Continuity: where a function jumps at a place that moves with θ.
+"""Continuity: find jumps of a function at a place that moves with θ.
 
-The derivative of an expectation is taken at fixed random values. Where the *place* of a jump in
-such a value depends on θ (a bound of a support, a threshold), the derivatives on both sides do not
-see it move, and what it contributes is lost. This analysis follows the steps of moved values
-(comparisons, rounding, searches, divisions by what may be 0) through a program. A step is closed
-where what is computed from it is proved to be continuous; one that is still open at a result is a
-jump, proved or possible. Nothing is tried out: see docs/continuity.md for the rules and for what
-they cannot see.
+The derivative of an expectation is taken at fixed random values. If the *place* of a jump in such a
+value depends on θ (a bound of a support, a threshold), the derivatives on both sides do not see it
+move, so the estimated derivative would be wrong. This analysis follows the steps of moved values
+(comparisons, rounding, searches, divisions by values that may be 0) through a program. A step is
+closed where the values computed from it are proved to be continuous. A step that is still open at a
+result is a jump, proved or possible. Everything is proved, nothing is tried on sample inputs;
+docs/continuity.md has the rules and their limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .facts import Facts, is_inexact
 from .sides import Prover
 from .steps import KNOWN, steps
 
-# A jump of an operand is one of the result, the other operands fixed.
+# A jump of an operand is a jump of the result, if the other operands are fixed.
 _PASSES_JUMPS = {
     *("add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy"),
     *("copy_p", "cumsum", "name", "neg", "optimization_barrier", "pad", "reduce_sum", "reshape"),
@@ -37,8 +37,8 @@ _PASSES_JUMPS = {
 
 
 class Jump(eqx.Module):
-    """A step that may make a function jump at a place that depends on θ: where it is written, and
-    whether it certainly does.
+    """A step that may make a function jump at a place that depends on θ: its line in the user's
+    code, and True if it certainly jumps.
     """
 
     where: str
@@ -53,15 +53,15 @@ def moving_jumps(
     x_moves: bool = False,
     fixes: bool = False,
 ) -> list[Jump]:
-    """The jumps of `function(theta, x)` in continuous x whose place depends on theta; or all of
-    them, where x itself moves with theta. A function that `fixes` returns a pair: its results, and
-    values on the way to them that are taken as given.
+    """The jumps of `function(theta, x)` in continuous x whose place depends on theta; all jumps if
+    x itself moves with theta. With `fixes`, the function returns a pair: its results, and
+    intermediate values that are taken as given.
 
     Arguments may be pytrees of `jax.ShapeDtypeStruct`.
     """
     form = lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
     theta, x = jax.tree.map(form, (theta, x))
-    # A jump is reported with its line in the user's function.
+    # Traced with lines, so that a jump is reported with its line in the user's function.
     with with_lines():
         program, made = compat.program(function, theta, x)
     if fixes:
@@ -78,10 +78,10 @@ def moving_jumps(
 
 
 def _fixed(program: Program, num_results: int, num_fixed: int) -> Program:
-    """The program of the first outputs, given those after them."""
+    """The program of the first outputs, where the outputs after them are taken as given."""
     results, fixed = program.outputs[:num_results], program.outputs[num_results:]
     assert len(fixed) == num_fixed
-    # What is given becomes an input: jumps on the way to it belong to whoever fixed it.
+    # A given value becomes an input: the caller is responsible for jumps before it.
     given = {atom for atom in fixed if isinstance(atom, Variable)} - set(program.inputs)
     equations = tuple(one for one in program.equations if not given.issuperset(one.outputs))
     return Program((*program.inputs, *given), equations, results)
@@ -95,11 +95,12 @@ def jumps(
     stepping: Container[str] = frozenset(),
 ) -> list[Jump]:
     """The jumps of a program, given which of its values depend on θ and on continuous random
-    values. Primitives in `decisions` have estimators of their own and make no step; those in
-    `stepping` are steps besides JAX's.
+    values. Primitives in `decisions` have their own estimators and make no step. Primitives in
+    `stepping` are steps in addition to JAX's.
     """
     walk = _Walk(Facts(program, theta, random), decisions, stepping)
     walk.through(program)
+    # A step that is open at any output is a jump; it is certain if it is at one of them.
     found: dict[Equation, bool] = {}
     for output in program.outputs:
         for step, certain in walk.open(output).items():
@@ -108,7 +109,7 @@ def jumps(
 
 
 def _follow(program: Program, reached: set[Variable]) -> None:
-    """Adds everything that is computed from what is in the set."""
+    """Add everything that is computed from variables in the set."""
     size = -1
     while size != len(reached):
         size = len(reached)
@@ -126,7 +127,7 @@ def _follow_once(program: Program, reached: set[Variable]) -> None:
         edges = equation.control.edges()
         for operand, targets in zip(equation.inputs, edges.into, strict=True):
             if operand in reached:
-                # An operand that only decides decides on every output.
+                # An operand without an inner input is a predicate: it affects every output.
                 reached.update(targets or equation.outputs)
         for inner in equation.inner:
             _follow_once(inner, reached)
@@ -146,13 +147,13 @@ def _refuse_unknown(program: Program, theta: set[Variable]) -> None:
         if not known and any(atom in theta for atom in equation.inputs):
             raise NotDifferentiable(
                 f"diffmh does not know the primitive `{equation.primitive}` at {equation.where},"
-                " which depends on theta: it cannot tell whether it is continuous. If it is, wrap"
+                " which depends on theta, so it cannot prove that it is continuous. If it is, wrap"
                 " the function that uses it: `diffmh.continuous(function)`."
             )
 
 
 class _Walk:
-    """Takes the open steps through a program, equation by equation."""
+    """Follows the open steps through a program, equation by equation."""
 
     def __init__(self, facts: Facts, decisions: Container[str], stepping: Container[str]):
         self.facts, self._decisions, self._stepping = facts, decisions, stepping
@@ -166,7 +167,7 @@ class _Walk:
         for equation in program.equations:
             if equation.primitive == "stop_gradient":
                 continue
-            # Inside of a loop that is vouched for nothing is looked at.
+            # Loops that the user declared continuous are not examined.
             match None if equation.vouched else equation.control:
                 case None:
                     self._primitive(equation)
@@ -179,8 +180,8 @@ class _Walk:
         incoming = self._incoming(equation)
         new = self._new(equation)
         for output in equation.outputs:
-            # An integer of a moved value jumps for sure; a float may still be continuous by the
-            # proof below.
+            # An integer result of a moved value certainly jumps. A float may still be proved
+            # continuous below.
             certain = not is_inexact(output) or equation.primitive in ("floor", "ceil", "round")
             born = {equation: certain} if output in new else {}
             if equation.primitive in ("lt", "le", "gt", "ge", "eq", "ne", "is_finite", "sign"):
@@ -194,15 +195,15 @@ class _Walk:
             return ()
         if equation.primitive in self._stepping:
             return equation.outputs
-        # A step needs a moved operand: a jump at a place that does not depend on theta has no
-        # derivative that could be lost.
+        # A step needs a moved operand: a jump at a place that does not depend on theta contributes
+        # nothing to the derivative.
         found = steps(self.facts, equation)
         if found and equation.primitive in COMPARISONS and self._prover.is_decided(equation):
             return ()
         return found
 
     def _incoming(self, equation: Equation) -> Open:
-        """The steps of the operands. A proved jump stays so where it only passes through."""
+        """The open steps of the operands. A proved jump stays proved if it only passes through."""
         passes = equation.primitive in _PASSES_JUMPS or self._is_scaling(equation)
         index = self._own_order(equation)
         found: dict[Equation, bool] = {}
@@ -217,8 +218,8 @@ class _Walk:
         return found
 
     def _is_scaling(self, equation: Equation) -> bool:
-        """True if it multiplies or divides by numbers that are not 0, or chooses by something that
-        does not jump itself.
+        """True if the equation multiplies or divides by nonzero numbers, or selects by a condition
+        that does not jump.
         """
         jumping = [bool(self.open(atom)) for atom in equation.inputs]
         if equation.primitive in ("mul", "div") and sum(jumping) == 1:
@@ -227,8 +228,8 @@ class _Walk:
         return equation.primitive == "select_n" and not jumping[0]
 
     def _own_order(self, equation: Equation) -> Equation | None:
-        """The search or sort, if an array is read at the places that it found in the same array:
-        `v[argmax(v)]` is continuous, as places change only where entries are equal.
+        """The search or sort, if an array is read at the indices that were found in the same array.
+        `v[argmax(v)]` is continuous, since indices change only where entries are equal.
         """
         if equation.primitive not in ("gather", "dynamic_slice") or len(equation.inputs) < 2:
             return None
@@ -241,12 +242,13 @@ class _Walk:
         return search if same and len(array.shape) == 1 else None
 
     def _searched(self, atom: Atom) -> Equation | None:
-        """The search whose results an array of places holds, rearranged at most."""
+        """The search whose results an array of indices holds, possibly rearranged."""
         atom = self.facts.resolve(atom)
         equation = self.facts.definition(atom)
         if equation is None:
             return None
         name, inputs = equation.primitive, equation.inputs
+        # Only rearrangements are followed: each place must be one that the search returned.
         if name in ("argmax", "argmin", "top_k"):
             return equation if name != "top_k" or atom is equation.outputs[1] else None
         if name == "sort":
@@ -263,14 +265,14 @@ class _Walk:
         return None
 
     def _sorts_places(self, equation: Equation, output: Atom) -> bool:
-        """True if a sort carries the numbers 0, 1, … along with one array of keys."""
+        """True if a sort carries the indices 0, 1, … along with one array of keys."""
         if len(equation.inputs) != 2 or output is not equation.outputs[1]:
             return False
         counted = self.facts.definition(equation.inputs[1])
         return counted is not None and counted.primitive == "iota"
 
     def _leave(self, output: Variable, steps: Open) -> None:
-        # They are open until proved closed: whatever cannot be taken apart keeps them.
+        # Steps stay open until proved closed. A value that cannot be analysed keeps them.
         self._opens[output] = steps
         if steps and is_inexact(output):
             self._opens[output] = self._prover.remaining(output, steps)
@@ -281,7 +283,7 @@ class _Walk:
             for inner, operand in zip(branch.inputs, equation.inputs[1:], strict=True):
                 self._opens[inner] = self.open(operand)
             self.through(branch)
-        # Where the index jumps another branch is taken: each output may jump there, unless its
+        # Where the index jumps, another branch is taken. Each output may jump there, unless its
         # branches agree, which `_leave` tries to prove.
         deciding = dict.fromkeys(self.open(equation.inputs[0]), False)
         outs = equation.control.edges().out
@@ -289,7 +291,7 @@ class _Walk:
             self._leave(output, _merged(deciding, *map(self.open, sources)))
 
     def _loop(self, equation: Equation) -> None:
-        """Until no step is carried round that was not before."""
+        """Repeat until the set of carried steps no longer grows."""
         control = equation.control
         assert control is not None
         edges = control.edges()
@@ -299,7 +301,7 @@ class _Walk:
         before = -1
         while before != (size := sum(len(self.open(target)) for _, target in edges.around)):
             before = size
-            # Terms were built with fewer open steps: an unknown that may jump now did not then.
+            # Discard terms that were built with fewer open steps: an unknown may jump only now.
             self._prover.forget()
             for inner in equation.inner:
                 self.through(inner)
@@ -309,7 +311,7 @@ class _Walk:
         if isinstance(control, While):
             stopping = dict.fromkeys(self.open(control.condition.outputs[0]), False)
         for output, sources in zip(equation.outputs, edges.out, strict=True):
-            # A loop's results are what its last round made of them: the steps have been looked at.
+            # The results of a loop are those of its last iteration, whose steps were examined.
             opened = _merged(stopping, *map(self.open, sources))
             if opened:
                 self._opens[output] = opened

@@ -1,8 +1,8 @@
 """Entries: the entries of a program's arrays as terms.
 
-Data, integers and carried values are unknowns, so that what is proved of a term holds whatever they
-are. A value that may jump itself is an unknown of its own kind, which may differ from one side of a
-step to the other.
+Data, integers and carried values are unknowns, so that a proof about a term holds for all of their
+values. A value that may itself jump is a special unknown, which may differ between the two sides of
+a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .terms import Proposition, Term, TooLarge
 Open = Mapping[Equation, bool]
 
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
-# Further back, and with more entries than this, a value is an unknown of its own.
+# A value with a longer history or more entries than this is an unknown of its own.
 _DEEPEST, _MOST_ENTRIES = 60, 2000
 _FUNCTIONS = {
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i0e", "bessel_i1e"),
@@ -41,14 +41,14 @@ _FUNCTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Jumping:
-    """The key of an unknown that may differ on both sides: a value with steps of its own."""
+    """The key of an unknown that may differ between the two sides, because it has open steps."""
 
     key: Hashable
     steps: frozenset[Equation]
 
 
 class Builder:
-    """Makes terms of the entries of a program's arrays, as far back as it can."""
+    """Builds terms for the entries of a program's arrays, as far back as possible."""
 
     def __init__(self, facts: Facts, opens: Mapping[Variable, Open]):
         self.facts, self.algebra, self._opens = facts, Algebra(), opens
@@ -58,13 +58,13 @@ class Builder:
         self._depth, self._num_entries = 0, 0
         self._roots: dict[Atom, Atom | None] = {}
         facts.bounds.is_definite = lambda matrix: self.root(matrix) is not None
-        # The comparisons that were made into conditions, by the term that is compared with 0.
+        # The comparisons that were turned into conditions, by the term that is compared with 0.
         self.origins: dict[Term, set[Equation]] = {}
-        # Remainders `rem(u, m)` by a number m.
+        # Remainders `rem(u, m)` with a constant m.
         self.remainders: dict[terms.Atom, Equation] = {}
 
     def begin(self) -> None:
-        """To be called before a proof: each may take so much work and no more."""
+        """Reset the work limit; call it before each proof."""
         self._num_entries, self.algebra.work = 0, 0
 
     def term(self, atom: Atom, index: Index) -> Term:
@@ -73,9 +73,8 @@ class Builder:
             return self._constant(atom, index)
         key = (atom, index)
         if key not in self._terms:
-            # An unknown may be any number, so a proof that does not look inside of it still holds;
-            # only fewer things can be proved. The entry is not remembered: another proof may get
-            # further.
+            # An unknown may be any number, so a proof that treats an entry as unknown still holds;
+            # it only proves less. The entry is not cached: another proof may get further.
             if self._depth > _DEEPEST or self._num_entries > _MOST_ENTRIES:
                 return self._opaque(atom, index)
             self._depth, self._num_entries = self._depth + 1, self._num_entries + 1
@@ -101,8 +100,8 @@ class Builder:
 
     def _opaque(self, variable: Variable, index: Index) -> Term:
         kind = "value" if variable in self.facts.defined_by else "input"
-        # By the value's number, not by its variable: what is computed alike is one unknown, and
-        # cancels.
+        # Keyed by the value's number, not by its variable: equal computations are one unknown and
+        # cancel.
         key: Hashable = (kind, self.facts.number(variable), index)
         steps = frozenset(self._opens.get(variable, ()))
         atom = self.algebra.atom("unknown", Jumping(key, steps) if steps else key)
@@ -110,7 +109,7 @@ class Builder:
         return self.algebra.of(atom)
 
     def interval(self, term: Term) -> Interval:
-        """The interval in which a term lies, for all finite inputs."""
+        """An interval that contains the term for all finite inputs."""
         total = Interval(0.0, 0.0)
         for monomial, coefficient in term.monomials:
             part = Interval(coefficient, coefficient)
@@ -150,6 +149,7 @@ class Builder:
         if place is not None:
             return self.term(equation.inputs[0], place)
         rule = RULES.get(equation.primitive)
+        # A rule may be too large for this entry alone; then the entry becomes an unknown.
         if rule is not None and is_arithmetic(equation):
             try:
                 made = rule(self, equation, index)
@@ -173,12 +173,12 @@ class Builder:
         return self._opaque(equation.outputs[output], index) if chosen is None else chosen
 
     def chosen(self, which: Atom, place: Index, cases: Sequence[tuple[Atom, Index]]) -> Term | None:
-        """The case of a number; `None` if the cases differ and it is not known what the number is
-        made of.
+        """The term that an index selects from the cases; `None` if the cases differ and the origin
+        of the index is unknown.
         """
         conditions = self._is_number(which, place, len(cases))
         if conditions is None:
-            # Whichever case is taken, it is the same term.
+            # All cases are the same term.
             first, *others = (self.term(*case) for case in cases)
             return first if all(other == first for other in others) else None
         *others, last = cases
@@ -188,10 +188,11 @@ class Builder:
         return chosen
 
     def _is_number(self, atom: Atom, index: Index, count: int) -> list[Proposition] | None:
-        """The conditions that an integer below `count` is 0, 1, …, if truth values make it."""
+        """The conditions that an integer below `count` is 0, 1, …, if it is made from booleans."""
         equation = self.facts.definition(atom)
         if equation is None:
             return None
+        # Each rule maps the conditions exactly; anything else is unknown (`None`).
         place = moved_index(equation, index)
         if place is not None:
             return self._is_number(equation.inputs[0], place, count)
@@ -208,8 +209,8 @@ class Builder:
         return None
 
     def _first_or_last(self, array: Atom, count: int) -> list[Proposition] | None:
-        """The conditions that the first entry that is true, or the last one of running sums of
-        truth values, is entry 0, 1, …; it is entry 0 if none is.
+        """The conditions that the first true entry (or the last, for cumulative sums of booleans)
+        is entry 0, 1, …; it is entry 0 if none is true.
         """
         made, logic = self.facts.definition(array), self.algebra.logic
         backward = made is not None and made.primitive == "cumsum"
@@ -222,8 +223,8 @@ class Builder:
             return None
         truths = [self.truth(array, (entry,)) for entry in range(count)]
         conditions, rest = [], terms.TRUE
-        # `rest` says that none of those before is true; the conditions exclude each other and, with
-        # the last line, one of them always holds.
+        # `rest`: no earlier entry is true. The conditions exclude each other and, with the last
+        # line, exactly one of them holds.
         for truth in reversed(truths) if backward else truths:
             conditions.append(logic("and", rest, truth))
             rest = logic("and", rest, logic("not", truth))
@@ -277,12 +278,12 @@ class Builder:
 
     def _comparison(self, equation: Equation, index: Index) -> Proposition:
         if not all(map(self.facts.bounds.is_steady, equation.inputs)):
-            # A value that may stop being a number: not even `x == x` is known.
+            # The value may be NaN, so not even `x == x` is known.
             key = ("comparison", self.facts.number(equation.outputs[0]), index)
             return Proposition("unknown", (Jumping(key, frozenset({equation})),))
         left, right = equation.inputs
         if left is right and not self.facts.bounds.is_steady(left, finite=True):
-            # The same wherever random values lie, but NaN at some theta.
+            # The same for all random values, but NaN at some theta.
             return Proposition("unknown", (("comparison", self.facts.number(left), index),))
         difference = self.algebra.subtract(*self.operands(equation, index))
         condition = self.algebra.compare(equation.primitive, difference)

@@ -1,6 +1,6 @@
-"""Entry rules: an entry of an operation's result as a term of entries of its operands.
+"""Entry rules: an entry of an operation's result as a term in the entries of its operands.
 
-A rule returns `None` where it does not know the term; the entry is an unknown of its own then.
+A rule returns `None` if it does not know the term. Then the entry is an unknown of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rule = Callable[["Builder", Equation, Index], Term | None]
 
 
 def is_arithmetic(equation: Equation) -> bool:
-    """True if it computes as algebra does: on integers, only if it neither rounds nor wraps."""
+    """True if it follows the laws of algebra. On integers, it must neither round nor wrap."""
     kind = equation.outputs[0].dtype
     if jnp.issubdtype(kind, jnp.floating) or equation.primitive in ("select_n", "iota", "stack"):
         return True
@@ -83,7 +83,7 @@ def _sign(builder: Builder, equation: Equation, index: Index) -> Term | None:
 
 
 def _angle(builder: Builder, equation: Equation, index: Index) -> Term | None:
-    """`atan2(y, x)` for negative x, where it steps from −π to π."""
+    """`atan2(y, x)` for negative x, where it jumps from −π to π."""
     if not builder.facts.bounds.of(equation.inputs[1]).is_negative:
         return None
     algebra = builder.algebra
@@ -100,8 +100,8 @@ def _remainder(builder: Builder, equation: Equation, index: Index) -> Term | Non
     value, divisor = builder.operands(equation, index)
     if divisor.number is None or divisor.number <= 0 or not is_inexact(equation.outputs[0]):
         return None
-    # rem(u, m) is u less a multiple of m: an atom of its own, with jumps that `Prover._wraps`
-    # tries.
+    # rem(u, m) is u minus a multiple of m: an atom of its own, whose jumps `Prover._wraps`
+    # examines.
     atom = builder.algebra.atom("rem", value, divisor)
     builder.remainders[atom] = equation
     return builder.algebra.of(atom)
@@ -139,7 +139,7 @@ def _joined(builder: Builder, equation: Equation, index: Index) -> Term | None:
 
 
 def _sources(builder: Builder, equation: Equation, index: Index) -> Term | None:
-    """The entries that are put at a place."""
+    """The sum of the entries that are moved to a position."""
     found = builder.facts.places.sources(equation) if is_one_place(index) else None
     if found is None:
         return None
@@ -159,7 +159,7 @@ def _running_product(builder: Builder, equation: Equation, index: Index) -> Term
     entries = range(place, length) if is_reversed else range(place + 1)
     algebra, operand = builder.algebra, equation.inputs[0]
     before, after = index[:axis], index[axis + 1 :]
-    # Each factor is kept in one piece, so that quotients of running products telescope.
+    # Factors are not expanded, so that quotients of running products telescope.
     factors = [
         algebra.function("factor", builder.term(operand, (*before, entry, *after)))
         for entry in entries
@@ -168,7 +168,7 @@ def _running_product(builder: Builder, equation: Equation, index: Index) -> Term
 
 
 def _sum(builder: Builder, equation: Equation, index: Index) -> Term | None:
-    """A sum of few entries."""
+    """A sum of a few entries."""
     (operand,) = equation.inputs
     shape, axes = operand.shape, compat.reduced_axes(equation)
     if math.prod(shape[axis] for axis in axes) > matrices.LONGEST:

@@ -1,4 +1,4 @@
-"""Facts: what can be looked up of the values of a program and of the programs within it."""
+"""Facts about the values of a program and of its inner programs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .places import Places
 
 
 class Facts:
-    """`theta` and `random` are the values that depend on θ, and on continuous random values; a
-    value that depends on both is *moved*: the place where it passes a threshold depends on θ.
+    """`theta` and `random` are the values that depend on θ and on continuous random values. A
+    value that depends on both is *moved*: the place where it crosses a threshold depends on θ.
     """
 
     def __init__(self, program: Program, theta: Iterable[Variable], random: Iterable[Variable]):
         self.theta, self.random = set(theta), set(random)
         self.defined_by: dict[Variable, Equation] = {}
-        # Inputs of inner programs that are one value of the program outside, in every round.
+        # Inputs of inner programs that equal one outside value in every iteration.
         self.aliases: dict[Variable, Atom] = {}
         self._bodies: dict[Equation, Program] = {}
         self._numbers: dict[Atom, int] = {}
@@ -47,8 +47,8 @@ class Facts:
         control, inputs = equation.control, equation.inputs
         if isinstance(control, Cond):
             for branch in control.branches:
-                # A conditional's operands, and the constants of a loop, are the same value in every
-                # round; what is carried is not, and has no alias.
+                # The operands of a conditional and the constants of a loop are the same value in
+                # every iteration. Carried values are not, so they have no alias.
                 self.aliases.update(zip(branch.inputs, inputs[1:], strict=True))
         elif isinstance(control, Scan):
             count = control.num_constants
@@ -61,7 +61,7 @@ class Facts:
             self.aliases.update(zip(control.body.inputs[: len(of_body)], of_body, strict=True))
 
     def body_output(self, equation: Equation, output: Variable) -> Atom | None:
-        """The value inside a function with a derivative of its own that is this output."""
+        """The value of this output inside the body of a function with a custom derivative."""
         if equation not in self._bodies:
             body = compat.body(equation)
             if body is None:
@@ -69,12 +69,12 @@ class Facts:
             self._bodies[equation] = body
             self._enter(body)
             self.aliases.update(zip(body.inputs, equation.inputs, strict=True))
-            # What is inside is not looked at for steps; it may be anything.
+            # The body is not searched for steps, so its result is unknown.
             self.random.update(v for e in body.equations for v in e.outputs)
         return self._bodies[equation].outputs[equation.outputs.index(output)]
 
     def resolve(self, atom: Atom) -> Atom:
-        """The value outside that an input of an inner program is."""
+        """The outside value of an input of an inner program."""
         while isinstance(atom, Variable) and atom in self.aliases:
             atom = self.aliases[atom]
         return atom
@@ -84,15 +84,15 @@ class Facts:
         return self.defined_by.get(atom) if isinstance(atom, Variable) else None
 
     def is_moved(self, atoms: Iterable[Any]) -> bool:
-        """True if a function of these values is moved."""
+        """True if a function of these values may be moved."""
         atoms = [atom for atom in atoms if is_inexact(atom)]
         return any(a in self.theta for a in atoms) and any(a in self.random for a in atoms)
 
     def number(self, atom: Atom) -> int:
-        """Equal for values that are computed by the same operations from the same values."""
+        """A number for the value: equal for the same operations on the same values."""
         atom = self.resolve(atom)
         if atom not in self._numbers:
-            self._numbers[atom] = -1 - len(self._numbers)  # Within a loop: by itself.
+            self._numbers[atom] = -1 - len(self._numbers)  # Within a loop: a unique number.
             key = self._key(atom)
             self._numbers[atom] = self._numbered.setdefault(key, len(self._numbered))
         return self._numbers[atom]
@@ -102,21 +102,21 @@ class Facts:
             if isinstance(atom.value, compat.Tracer):
                 return ("tracer", id(atom.value))
             value = np.asarray(atom.value)
-            # By content: equal constants are equal values, wherever they were written.
+            # By content: equal constants are equal values.
             digest = hashlib.sha256(value.tobytes()).digest()
             return ("constant", value.shape, str(value.dtype), digest)
         equation = self.defined_by.get(atom)
         if equation is None or equation.control is not None or "custom" in equation.primitive:
             return ("itself", id(atom))
-        # Hash-consing: the same primitive with the same parameters of the same numbers is the same
-        # value. A source of randomness takes its key as an operand, so two draws differ.
+        # Hash-consing: the same primitive with the same parameters and operands gives the same
+        # value. Random primitives take their key as an operand, so two draws differ.
         operands = tuple(map(self.number, equation.inputs))
         output = equation.outputs.index(atom)
         return (equation.primitive, compat.parameters_of(equation), operands, output)
 
     def is_analytic(self, atom: Atom) -> bool:
-        """True if it is an analytic function of the continuous random values, all else fixed: such
-        a function equals a number everywhere or almost nowhere.
+        """True if the value is an analytic function of the continuous random values, all else
+        fixed. Such a function equals a given number everywhere or almost nowhere.
         """
         atom = self.resolve(atom)
         if isinstance(atom, Constant) or atom not in self.random:
@@ -148,14 +148,14 @@ class Facts:
             return True  # Random bits.
         elif equation.primitive not in ANALYTIC or not self._has_one_branch(equation):
             return False
-        # A random integer is no analytic function of anything; one that is fixed is a constant.
+        # A random integer is not analytic; a fixed integer is a constant.
         return all(is_inexact(a) or a not in self.random for a in inputs) and all(
             map(self.is_analytic, inputs)
         )
 
     def _has_one_branch(self, equation: Equation) -> bool:
-        """True if it is one analytic function wherever its operand lies: `sqrt(x²)` is x on one
-        side of 0 and −x on the other.
+        """True if it is a single analytic function on the range of its operand. `sqrt(x²)` is not:
+        it is x on one side of 0 and −x on the other.
         """
         operand = equation.inputs[0] if equation.inputs else None
         if operand not in self.random or equation.primitive not in _BRANCHES:
@@ -168,7 +168,7 @@ class Facts:
         )
 
     def decided_larger(self, equation: Equation) -> int | None:
-        """Which of two operands is the larger one everywhere, if that is known."""
+        """The index of the operand that is larger everywhere, if known."""
         a, b = (self.bounds.of(atom) for atom in equation.inputs)
         return 0 if a.low >= b.high else (1 if b.low >= a.high else None)
 
@@ -181,7 +181,7 @@ def is_complex(atom: Atom) -> bool:
     return jnp.issubdtype(atom.dtype, jnp.complexfloating)
 
 
-# Between which numbers a function with other branches, or singular ends, is one analytic function.
+# The intervals on which functions with several branches or singularities are one analytic function.
 _POSITIVE, _UNIT = (0.0, math.inf), (-1.0, 1.0)
 _BRANCHES = {
     **dict.fromkeys(("cbrt", "digamma", "lgamma", "log", "log2", "polygamma", "pow"), _POSITIVE),

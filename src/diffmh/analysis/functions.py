@@ -1,4 +1,4 @@
-"""Functions of terms: their values at numbers, and how they are simplified."""
+"""Functions of terms: their values at numbers, and simplifications."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _abs(algebra: Algebra, term: Term) -> Term | None:
 def _max(algebra: Algebra, a: Term, b: Term) -> Term | None:
     if a == b:
         return a
-    # Terms that differ by a number are ordered everywhere.
+    # Terms that differ by a constant have the same order everywhere.
     value = algebra.subtract(a, b).number
     if value is not None:
         return a if value > 0 else b
@@ -64,7 +64,7 @@ def _max(algebra: Algebra, a: Term, b: Term) -> Term | None:
     def key(term):
         return tuple((tuple((x.rank, p) for x, p in m), c) for m, c in term.monomials)
 
-    # max is symmetric: one order, so that max(a, b) and max(b, a) are one atom.
+    # max is symmetric: a canonical order makes max(a, b) and max(b, a) one atom.
     if key(b) < key(a):
         return algebra.function("max", b, a)
     return None
@@ -102,6 +102,7 @@ def _exp(algebra: Algebra, term: Term) -> Term | None:
         return algebra.choose(condition, *(algebra.function("exp", case) for case in cases))
     if term.infinity == -math.inf:
         return ZERO
+    # Pull one log out of the exponent; the recursion on `rest` takes the others.
     for (monomial, coefficient), size in zip(term.monomials, term.sizes, strict=True):
         if len(monomial) == 1 and monomial[0][0].kind == "log" and monomial[0][1] == 1:
             (inside,) = monomial[0][0].arguments
@@ -138,7 +139,7 @@ SIMPLIFIED: dict[str, Callable[..., Term | None]] = {
     "atan": _odd("atan"),
     "erf": _odd("erf"),
     "exp": _exp,
-    # Of a product that is not multiplied out, as that may have too many monomials.
+    # The product is not expanded, since that may create too many monomials.
     "factor": lambda algebra, term: term if len(term.monomials) < 2 else None,
     "inverse": lambda algebra, term: algebra.reciprocal(term),
     "log": _log,

@@ -1,4 +1,4 @@
-"""Indices: where the entry of a result stands in the operands of an operation that moves it."""
+"""Indices: the position in an operand of an entry of the result, if an operation moves entries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ..jaxprs import compat
 from ..jaxprs.program import Atom, Equation
 
-# Where an entry of an array is: on each axis a number, or `offset + stride · label`.
+# The position of an entry in an array: on each axis a number, or `offset + stride · label`.
 Index = tuple[Any, ...]
 _SAME_VALUE = {"copy", "copy_p", "name", "optimization_barrier", "pvary", "reduce_precision"} | {
     *("stop_gradient", "device_put")
@@ -20,13 +20,13 @@ def anywhere(shape: Sequence[int]) -> Index:
 
 
 def entry_of(atom: Atom, index: Index) -> Index:
-    """Operands of an elementwise operation have its shape, no axes, or axes of length one."""
+    """The index of an operand of an elementwise operation, which may broadcast axes of length 1."""
     shape = atom.shape
     return tuple(0 if size == 1 else place for size, place in zip(shape, index, strict=bool(shape)))
 
 
 def moved_index(equation: Equation, index: Index) -> Index | None:
-    """Where an entry of the result stood in the first operand, if the equation only moves it."""
+    """The position of an entry of the result in the first operand, if it was only moved."""
     name = equation.primitive
     if name in _SAME_VALUE:
         return index
@@ -42,7 +42,7 @@ def moved_index(equation: Equation, index: Index) -> Index | None:
 
 
 def _reshaped(shape: Sequence[int], into: Sequence[int], index: Index) -> Index | None:
-    """Where only axes of length one come or go."""
+    """The index in the reshaped array, if only axes of length one are added or removed."""
     # Row-major order with axes of length one inserted or removed is the same order.
     if [n for n in shape if n != 1] != [n for n in into if n != 1]:
         return None
@@ -51,7 +51,7 @@ def _reshaped(shape: Sequence[int], into: Sequence[int], index: Index) -> Index 
 
 
 def part_of(equation: Equation, index: Index) -> tuple[Atom, Index] | None:
-    """Which operand of a `concatenate` or a `stack` an entry is from, where that is known."""
+    """The operand of a `concatenate` or a `stack` that an entry comes from, if known."""
     axis = compat.joined_axis(equation)
     place, rest = index[axis], index[axis + 1 :]
     if not isinstance(place, int):

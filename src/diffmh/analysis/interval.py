@@ -12,9 +12,7 @@ INFINITY = math.inf
 
 
 class Interval(NamedTuple):
-    """The numbers from `low` to `high`; an end that is `open` is not among them. Infinite ends are
-    open.
-    """
+    """The numbers from `low` to `high`. An `open` end is not included. Infinite ends are open."""
 
     low: float
     high: float
@@ -45,8 +43,7 @@ class Interval(NamedTuple):
 
     def __mul__(self, other: Any) -> Interval:
         ends = [
-            # 0 · ∞ is 0 here: an infinite end stands for numbers that are as large as one likes but
-            # finite.
+            # 0 · ∞ is 0 here: an infinite end stands for arbitrarily large but finite numbers.
             (x * y if x and y else 0.0, x_open or y_open)
             for x, x_open in self._ends()
             for y, y_open in other._ends()
@@ -55,7 +52,7 @@ class Interval(NamedTuple):
 
         def end(value: float) -> bool:
             """True if an end is open."""
-            # A product is 0 iff a factor is, whichever ends the 0 came from.
+            # A product is 0 iff a factor is, whichever end the 0 came from.
             if value == 0:
                 return not zero
             return all(is_open for number, is_open in ends if number == value)
@@ -67,13 +64,13 @@ class Interval(NamedTuple):
         return (self.low, self.low_open), (self.high, self.high_open)
 
     def increasing(self, function: Callable[[Any], Any], strictly: bool = True) -> Interval:
-        """The values of an increasing function."""
+        """The image of the interval under an increasing function."""
         with np.errstate(all="ignore"):
             low, high = float(function(self.low)), float(function(self.high))
         return _interval(low, high, self.low_open and strictly, self.high_open and strictly)
 
     def within(self, least: float, most: float) -> Interval:
-        """The part of it where a function is defined."""
+        """The part of the interval on which a function is defined."""
         low, high = max(self.low, least), min(self.high, most)
         return _interval(
             low, high, self.low_open and self.low >= least, self.high_open and self.high <= most
@@ -85,9 +82,9 @@ class Interval(NamedTuple):
         return Interval(lows[0][0], -highs[0][0], lows[0][1], highs[0][1])
 
     def largest(self, other: Interval) -> Interval:
-        """The interval of the larger of two numbers."""
-        # Of equal ends the open one wins below: max(a, b) is above both. Above it is the closed one
-        # that is attained.
+        """The interval of the maximum of two numbers."""
+        # At equal low ends the open one wins, as max(a, b) is at least both. At equal high ends the
+        # closed one wins, as it is attained.
         low = max((self.low, self.low_open), (other.low, other.low_open))
         high = max((self.high, not self.high_open), (other.high, not other.high_open))
         return Interval(low[0], high[0], low[1], not high[1])
@@ -109,12 +106,12 @@ class Interval(NamedTuple):
 
     @property
     def reciprocal(self) -> Interval:
-        # Across 0 the reciprocal takes all large values of both signs.
+        # If the interval contains 0, the reciprocal takes arbitrarily large values of both signs.
         if not (self.is_positive or self.is_negative):
             return ANY
 
         def inverse(end: float) -> float:
-            # At 0 the side from which the interval comes decides the sign.
+            # At 0 the sign depends on the side of 0 on which the interval lies.
             return 1 / end if end else math.copysign(INFINITY, self.low + self.high)
 
         return _interval(inverse(self.high), inverse(self.low), self.high_open, self.low_open)
@@ -126,7 +123,7 @@ NOT_NEGATIVE = Interval(0.0, INFINITY, False, True)
 
 
 def _interval(low: float, high: float, low_open: bool, high_open: bool) -> Interval:
-    # ∞ − ∞: nothing is known of this end.
+    # ∞ − ∞: this end is unknown.
     if math.isnan(low):
         low = -INFINITY
     if math.isnan(high):

@@ -1,5 +1,5 @@
-"""Interval functions: the intervals in which functions of numbers in given intervals lie, and the
-comparisons that intervals decide.
+"""Interval functions: the images of intervals under functions, and the comparisons that intervals
+decide.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from .interval import ANY, INFINITY, POSITIVE, Interval
 
-# Increasing functions, with where they are defined.
+# Increasing functions with their domains.
 INCREASING: dict[str, tuple[Callable[[Any], Any], tuple[float, float]]] = {
     "asin": (np.arcsin, (-1.0, 1.0)),
     "asinh": (np.arcsinh, (-INFINITY, INFINITY)),
@@ -42,7 +42,7 @@ _WITHIN: dict[str, Interval] = {
     "regularized_incomplete_beta": Interval(0.0, 1.0),
     "sin": Interval(-1.0, 1.0),
 }
-# Where functions that are not defined everywhere are finite.
+# The domains in which partial functions are finite.
 DOMAINS = {name: INCREASING[name][1] for name in ("asin", "atanh", "log", "log1p", "log2")} | {
     "sqrt": (0.0, INFINITY),
     "erf_inv": (-1.0, 1.0),
@@ -51,7 +51,7 @@ DOMAINS = {name: INCREASING[name][1] for name in ("asin", "atanh", "log", "log1p
 
 
 def of_function(name: str, operands: Iterable[Interval]) -> Interval:
-    """The values of a function of numbers in these intervals."""
+    """The image of these intervals under a function."""
     if name in INCREASING:
         function, (least, most) = INCREASING[name]
         (operand,) = operands
@@ -62,7 +62,7 @@ def of_function(name: str, operands: Iterable[Interval]) -> Interval:
 
 
 def _smallest(a: Interval, b: Interval) -> Interval:
-    # min(a, b) = −max(−a, −b), ends and all.
+    # min(a, b) = −max(−a, −b), including open ends.
     return -((-a).largest(-b))
 
 
@@ -98,9 +98,9 @@ _FUNCTIONS: dict[str, Callable[..., Interval]] = {
 }
 
 
-# Three-valued: True or False only if it holds, or fails, for all pairs of numbers.
+# Three-valued: True or False only if the comparison holds, or fails, for all pairs of numbers.
 def _less(a: Interval, b: Interval) -> bool | None:
-    """`a < b`, for all of their numbers."""
+    """`a < b` for all of their numbers."""
     if a.high < b.low or (a.high == b.low and (a.high_open or b.low_open)):
         return True
     return False if a.low >= b.high else None
@@ -132,7 +132,7 @@ def _not_equal(a: Interval, b: Interval) -> bool | None:
     return _not(_equal(a, b))
 
 
-# Comparisons that hold, or fail, for all numbers of two intervals; `None` if they do for some.
+# Comparisons of two intervals: True or False for all pairs of numbers, or `None`.
 DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
     "lt": _less,
     "gt": _greater,

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .entries import Builder
     from .indices import Index
 
-# Longer sums, and larger matrices, are not looked into.
+# Longer sums and larger matrices are not expanded.
 LONGEST = 20
 
 
 def product(builder: Builder, equation: Equation, index: Index) -> Term | None:
-    """An entry of a `dot_general` without batches."""
+    """An entry of a `dot_general` without batch axes."""
     summed, batches = compat.contracted(equation)
     a, b = equation.inputs
     lengths = [a.shape[axis] for axis in summed[0]]
@@ -31,6 +31,7 @@ def product(builder: Builder, equation: Equation, index: Index) -> Term | None:
         index = (at[x] if x in at else next(others) for x in range(len(operand.shape)))
         return builder.term(operand, tuple(index))
 
+    # `dot_general` orders the result's axes as the free axes of a, then those of b.
     split = len(a.shape) - len(lengths)
     return builder.algebra.add(
         *(
@@ -44,15 +45,15 @@ def product(builder: Builder, equation: Equation, index: Index) -> Term | None:
 
 
 def cholesky(builder: Builder, equation: Equation, index: Index) -> Term | None:
-    """An entry of the Cholesky factor of `L Lᵀ`, which is L."""
+    """An entry of the Cholesky factor of `L Lᵀ`: that of L."""
     root = builder.root(equation.inputs[0])
     is_below = all(isinstance(place, int) for place in index) and index[0] >= index[1]
     return builder.term(root, index) if root is not None and is_below else None
 
 
 def root_of(builder: Builder, matrix: Atom) -> Atom | None:
-    """A lower triangular matrix L with a positive diagonal such that a matrix is `L Lᵀ`, if that is
-    proved: then the matrix is positive definite, and L is its Cholesky factor.
+    """A lower triangular matrix L with positive diagonal such that the matrix is proved to be
+    `L Lᵀ`. Then the matrix is positive definite and L is its Cholesky factor.
     """
     made = builder.facts.definition(matrix)
     while made is not None and made.primitive in ("add", "div"):  # (M + Mᵀ) / 2
@@ -62,7 +63,7 @@ def root_of(builder: Builder, matrix: Atom) -> Atom | None:
     root, size, algebra = made.inputs[0], matrix.shape[0], builder.algebra
     if root.shape != (size, size) or size > LONGEST:
         return None
-    # The Cholesky factor is unique: a lower triangular L with positive diagonal and L Lᵀ = M is it.
+    # The Cholesky factor is unique: a lower triangular L with positive diagonal and L Lᵀ = M.
     rows = [[builder.term(root, (i, j)) for j in range(size)] for i in range(size)]
     for i, j in itertools.product(range(size), repeat=2):
         if i < j and rows[i][j].number != 0:

@@ -1,4 +1,4 @@
-"""Places: which entries of its operands an operation puts where, if no input decides that."""
+"""Places: the positions to which an operation moves entries, if they do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from ..jaxprs import compat
 from ..jaxprs.program import Atom, Constant, Equation, Variable
 
-# Linear operations that put entries at places: each result is a sum of entries.
+# Linear operations that move entries: each entry of the result is a sum of entries.
 MOVE_ENTRIES = {"dynamic_slice", "gather", "pad", "reshape", "rev", "scatter-add"}
-# What indices are computed by.
+# Operations with which indices are computed.
 _COMPUTED = MOVE_ENTRIES | {
     *("add", "and", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "cumsum"),
     *("div", "eq", "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or"),
     *("rem", "select_n", "sign", "slice", "squeeze", "stack", "sub", "transpose", "xor"),
 }
-# Larger arrays are not looked at.
+# Larger arrays are not evaluated.
 _LARGEST = 1024
 Sources = list[tuple[Atom, np.ndarray]]
 
 
 class Places:
-    """Computes what depends on no input of the program, such as the indices of a triangle."""
+    """Evaluates values that depend on no input of the program, such as triangular indices."""
 
     def __init__(self, resolve: Callable[[Atom], Atom], defined_by: Mapping[Variable, Equation]):
         self._resolve, self._defined_by = resolve, defined_by
@@ -33,15 +33,16 @@ class Places:
         self._sources: dict[Equation, Sources | None] = {}
 
     def sources(self, equation: Equation) -> Sources | None:
-        """For the operands whose entries it moves: the number of the entry that it puts at each
-        place of the result, −1 where there is none. The result is the sum of these entries.
-        `None` if that is not known, or if a place gets several entries of one operand.
+        """For each operand whose entries are moved: the number of the entry at each position of the
+        result, −1 if there is none. The result is the sum of these entries. `None` if unknown, or
+        if a position gets several entries of one operand.
         """
         if equation not in self._sources:
             self._sources[equation] = self._find_sources(equation)
         return self._sources[equation]
 
     def _find_sources(self, equation: Equation) -> Sources | None:
+        # Floats are the entries to move; everything else must be known, as it decides the places.
         moved = [jnp.issubdtype(atom.dtype, jnp.floating) for atom in equation.inputs]
         operands = [
             np.zeros(atom.shape, atom.dtype) if is_moved else self._value(atom)
@@ -59,14 +60,14 @@ class Places:
         return found
 
     def _value(self, atom: Atom) -> np.ndarray | None:
-        """The array that a value is, whatever the inputs are; `None` if that is not known."""
+        """The value as an array, if it is the same for all inputs; otherwise `None`."""
         atom = self._resolve(atom)
         if isinstance(atom, Constant):
             return None if isinstance(atom.value, compat.Tracer) else np.asarray(atom.value)
         if atom not in self._values:
             equation = self._defined_by.get(atom)
             is_small = np.prod(atom.shape) <= _LARGEST
-            # Cut off before the operands are asked for: what leads back to itself is not known.
+            # Set before evaluating the operands: a value that depends on itself is unknown.
             self._values[atom] = None
             if equation is not None and equation.primitive in _COMPUTED and is_small:
                 operands = list(map(self._value, equation.inputs))
@@ -76,8 +77,8 @@ class Places:
 
 
 def _source(equation: Equation, operands: list[np.ndarray], which: int) -> np.ndarray | None:
-    """Which entry of an operand is put at each place, all others being 0. As the operation is
-    linear, of ones it is how many entries are added, and of their numbers which one it is.
+    """The number of the operand's entry at each position, all other operands being 0. The operation
+    is linear: applied to ones it counts entries; applied to their numbers it identifies them.
     """
     like = operands[which]
 

@@ -1,9 +1,9 @@
-"""Sides: what a value is on both sides of a comparison, as terms.
+"""Sides: the values on both sides of a comparison, as terms.
 
-A comparison of moved values steps where they are equal. What it chooses is continuous there if both
-cases are the same number once the compared values are set equal: `where(x > t, x, t)` is t on both
-sides. Everything else, data, integers and carried values included, stays unknown, so that what is
-found equal is equal whatever the data are.
+A comparison of moved values steps where they are equal. A selection by it is continuous there if
+both cases are equal once the compared values are set equal: `where(x > t, x, t)` is t on both
+sides. Everything else (data, integers, carried values) stays unknown, so that an equality found
+here holds for all data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .facts import Facts, is_complex
 from .indices import Index, anywhere
 from .terms import Proposition, Singular, Term, TooLarge
 
-# Functions within functions that are inverted to find where a comparison steps.
+# The depth to which nested functions are inverted to find where a comparison steps.
 _DEEPEST_SOLUTION = 6
-# Of a larger array the entries are not compared one by one.
+# The entries of larger arrays are not compared one by one.
 _MOST_COMPARED = 64
 
 
@@ -38,7 +38,7 @@ class Prover:
         self._tries: dict[Equation, int] = {}
 
     def forget(self) -> None:
-        """To be called when a step has been opened at a value that was looked at before."""
+        """Discard cached terms; call it when a step was opened at a value that was examined."""
         self._builder = Builder(self.facts, self._opens)
 
     def is_decided(self, comparison: Equation) -> bool:
@@ -60,14 +60,14 @@ class Prover:
             return False
 
     def remaining(self, variable: Variable, steps: Open) -> dict[Equation, bool]:
-        """The steps at which an entry of `variable` may jump, with whether that is proved, given
-        those at which what it is computed from may.
+        """The steps at which an entry of `variable` may jump, with True if that is proved, given
+        the open steps of its operands.
         """
         left = {step: certain for step, certain in steps.items() if not self._worth_it(step)}
         tried = [step for step in steps if step not in left]
         if not tried:
             return dict(steps)
-        # A difference beyond rounding is a jump, however small.
+        # Any difference beyond rounding is a jump.
         rounding = 8 * float(jnp.finfo(variable.dtype).eps) if _is_real(variable) else 0.0
         precision = min(rounding, 1e-6)
         self._builder.begin()
@@ -89,10 +89,9 @@ class Prover:
                 ):
                     left[step] = steps[step]
                 continue
-            # Proved closed: every condition that stems from this step stands in the term (else
-            # nothing of the value depends on it), and at each of their surfaces both sides are
-            # equal.
-            # A step that no condition stands for may be anywhere.
+            # Proved closed: every condition that stems from this step appears in the term
+            # (otherwise the value does not depend on it), and both sides are equal at each of
+            # their surfaces. A step without such a condition may be anywhere.
             if step in hidden or not any(step in found for found in self._builder.origins.values()):
                 left[step] = steps[step]
                 continue
@@ -106,18 +105,19 @@ class Prover:
         return step.primitive in COMPARISONS | {"atan2", "rem", "sign"} and self._tries[step] <= 64
 
     def _jumps(self, term: Term, place: Term, step: Equation, precision: float) -> bool | None:
-        """True if `term` jumps where `place` is 0, False if not; `None` if neither is proved."""
+        """True if `term` jumps where `place` is 0, False if it does not; `None` if unproved."""
         algebra = self._builder.algebra
-        # A number that is 0 on more than a surface is a case of its own.
+        # Operands that are not analytic may be equal on more than a surface: then equality (0) is a
+        # third side.
         surface_only = all(map(self.facts.is_analytic, step.inputs))
         sides = (1, -1) if surface_only else (1, -1, 0)
         verdict: bool | None = None
         for solutions in _solutions(self._builder, place):
             algebra.work = 0
             try:
-                # On the surface itself both sides are evaluated with the solution put in. The cases
-                # together contain all of the surface, so equality in each proves that the value
-                # does not jump there.
+                # On the surface, both sides are evaluated with the solution substituted. The cases
+                # together cover the surface, so equality in each proves that the value does not
+                # jump there.
                 found = [
                     self._differ(
                         [_beside(algebra, term, place, s, atoms, precision) for s in sides],
@@ -129,7 +129,7 @@ class Prover:
                 continue
             if not any(differ is not False for differ in found):
                 return False
-            # A place that is given by the value of an input is met.
+            # The step is reached: an input can take the value of the place.
             is_met = any(_is_plain(atom) for atoms in solutions for atom in atoms)
             verdict = verdict or (is_met and any(differ is True for differ in found)) or None
         return verdict
@@ -142,6 +142,7 @@ class Prover:
         divisor: Any = remainder.arguments[1]
         m = divisor.number
         try:
+            # Both jumps must close: from m to 0 for positive u, and from 0 to −m for negative u.
             for below, above in (((m, 1), (0.0, 1)), ((0.0, -1), (-m, -1))):
                 sides = [
                     _beside(algebra, term, place, sign, {remainder: terms.number(at)}, precision)
@@ -154,7 +155,7 @@ class Prover:
         return False
 
     def _differ(self, sides: Sequence[Term], precision: float) -> bool | None:
-        """True if the sides differ, False if not, `None` if that is not known."""
+        """True if the sides differ, False if not, `None` if unknown."""
         algebra = self._builder.algebra
         first, *others = sides
         if all(algebra.equal(first, other, precision) for other in others):
@@ -174,15 +175,15 @@ def _is_real(variable: Variable) -> bool:
 
 
 def _is_plain(atom: terms.Atom) -> bool:
-    """An input, or the place of an entry: numbers that do not depend on each other, so that
-    polynomials in them are 0 only if all coefficients are.
+    """True for an input or the index of an entry. These are independent numbers, so a polynomial
+    in them is 0 only if all its coefficients are.
     """
     (key, *_) = atom.arguments
     return atom.kind == "unknown" and isinstance(key, tuple) and key[0] in ("input", "place")
 
 
 def _parts(term: Term | Proposition) -> Iterator[Term | Proposition | terms.Atom]:
-    """Everything inside of a term."""
+    """Everything inside a term."""
     seen: set[Hashable] = set()
     waiting: list[Any] = [term]
     while waiting:
@@ -207,7 +208,7 @@ def _jumping(term: Term) -> Iterator[Jumping]:
 
 
 def _surfaces(term: Term, origins: Mapping[Term, set[Equation]]) -> dict[Term, set[Equation]]:
-    """The terms that conditions in it compare with 0, and where they were compared."""
+    """The terms that its conditions compare with 0, with the comparisons they come from."""
     compared = [p for p in _parts(term) if isinstance(p, Proposition) and p.kind in terms.COMPARED]
     places: list[Any] = [condition.parts[0] for condition in compared]
     return {place: origins.get(place, set()) for place in places}
@@ -221,13 +222,13 @@ def _beside(
     solution: Mapping[terms.Atom, Term],
     precision: float,
 ) -> Term:
-    """The term where `place` is 0, as it is approached from the side where it is positive (1), or
-    negative (−1), or exactly there (0).
+    """The term where `place` is 0, approached from the side where it is positive (1) or negative
+    (−1), or exactly there (0).
     """
 
     def atoms(atom: terms.Atom) -> Term | None:
-        # What jumps by itself may be another number on the other side: two different unknowns,
-        # which never cancel.
+        # A value that jumps may differ between the sides: two different unknowns, which never
+        # cancel.
         if atom.kind == "unknown" and isinstance(atom.arguments[0], Jumping):
             return algebra.unknown((atom.arguments[0], side))
         return solution.get(atom)
@@ -237,14 +238,14 @@ def _beside(
             return Proposition("unknown", ((condition.parts[0], side),))
         if condition.kind not in terms.COMPARED:
             return None
-        # This comparison is decided by the side from which the surface is approached.
+        # This comparison is decided by the side of the approach.
         if condition.parts[0] == place:
             return terms.known(terms.COMPARED[condition.kind](side))
         if replaced is not None:
             (value,) = replaced.parts
             assert isinstance(value, Term)
             if value.is_zero(precision):
-                # Another comparison steps at the same place: which way is not known.
+                # Another comparison steps at the same place in an unknown direction.
                 return Proposition("unknown", ((condition, side),))
         return None
 
@@ -255,8 +256,8 @@ Solution = dict[terms.Atom, Term]
 
 
 def _solutions(builder: Builder, place: Term, depth: int = 0) -> Iterator[list[Solution]]:
-    """Ways to write `place = 0`, each as cases that together contain all of it: in each, atoms with
-    what they are equal to.
+    """Ways to solve `place = 0`. Each is a list of cases that together cover the surface; a case
+    maps atoms to terms that they equal.
     """
     preferred = {"unknown": 0, "abs": 1, "max": 2, "sqrt": 3, "exp": 3, "log": 3}
     for atom in sorted(place.atoms(), key=lambda atom: preferred.get(atom.kind, 4))[:4]:
@@ -295,8 +296,8 @@ def _solved_for(
     power = high - low
     if power not in (1, 2):
         return None
-    # The equation says nothing of the atom where factor and rest are both 0: `u a + u r > 0` steps
-    # at u = 0 too, not only at a = −r.
+    # Where factor and rest are both 0, the equation does not determine the atom: `u a + u r > 0`
+    # steps at u = 0 too, not only at a = −r.
     both_vanish = _where_both_vanish(builder, factor, rest, depth)
     if both_vanish is None:
         return None
@@ -308,7 +309,7 @@ def _solved_for(
         if number is not None and number < 0:
             return at_zero + both_vanish
         root = algebra.function("sqrt", value)
-        # Both roots: leaving one out would prove continuity on half of the surface.
+        # Both roots: omitting one would prove continuity on half of the surface only.
         both = (root, algebra.scale(-1.0, root))
         found = [case for one in both for case in _inverted(builder, atom, one, depth)]
     return at_zero + found + both_vanish
@@ -317,8 +318,8 @@ def _solved_for(
 def _where_both_vanish(
     builder: Builder, factor: Term, rest: Term, depth: int
 ) -> list[Solution] | None:
-    """The cases in which `factor` and `rest` are 0 on more than a lower-dimensional part of the
-    surface `rest + factor · a = 0`; `None` if they are not found.
+    """The cases in which `factor` and `rest` are both 0 on more than a lower-dimensional part of
+    the surface `rest + factor · a = 0`; `None` if they cannot be found.
     """
     algebra = builder.algebra
     factor = _without_what_is_never_0(factor)
@@ -334,12 +335,12 @@ def _where_both_vanish(
     cases = []
     for case in solutions:
         try:
-            # Of conditions nothing is decided: what depends on one stays an atom of its own.
+            # Conditions are not decided: a term that depends on one stays an atom of its own.
             left = algebra.replace(rest, case.get, lambda condition, replaced: None)
             left = algebra.difference(left, terms.ZERO)
         except (TooLarge, Singular):
             return None
-        # A polynomial in independent numbers that is not 0 identically is 0 almost nowhere.
+        # A nonzero polynomial in independent numbers is nonzero almost everywhere.
         almost_never = not left.is_zero(1e-6) and all(map(_is_plain, left.atoms()))
         if not almost_never and builder.interval(left).contains(0):
             cases.append(case)
@@ -347,7 +348,7 @@ def _where_both_vanish(
 
 
 def _without_what_is_never_0(term: Term) -> Term:
-    """A product without reciprocals and exponentials, which no number makes 0."""
+    """A product without its reciprocals and exponentials, which are never 0."""
     if len(term.monomials) != 1:
         return term
     ((monomial, coefficient),) = term.monomials
@@ -356,7 +357,7 @@ def _without_what_is_never_0(term: Term) -> Term:
 
 
 def _inverted(builder: Builder, atom: terms.Atom, value: Term, depth: int) -> list[Solution]:
-    """The cases of `atom = value`, looking into magnitudes, maxima and invertible functions."""
+    """The cases of `atom = value`, by inverting absolute values, maxima and other functions."""
     inside = _arguments_where(builder.algebra, atom, value) if depth < _DEEPEST_SOLUTION else []
     cases: list[Solution] = []
     for equation in inside:
@@ -366,9 +367,10 @@ def _inverted(builder: Builder, atom: terms.Atom, value: Term, depth: int) -> li
 
 
 def _arguments_where(algebra: Algebra, atom: terms.Atom, value: Term) -> list[Term]:
-    """Terms one of which is 0 where `atom = value`."""
+    """Terms of which one is 0 where `atom = value`."""
     arguments: Any = atom.arguments
     try:
+        # Together the terms must cover all solutions; extra ones only make a proof harder.
         match atom.kind:
             case "abs":
                 (inside,) = arguments

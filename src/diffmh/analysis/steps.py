@@ -1,4 +1,4 @@
-"""Steps: which of JAX's primitives are continuous, and which results of the others jump."""
+"""Steps: the primitives of JAX that are continuous, and the results of others that jump."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EQUALITIES = frozenset({"eq", "eq_to", "ne"})
 ROUNDINGS = frozenset({"ceil", "floor", "round", "sign"})
 STEPS = ORDERS | EQUALITIES | ROUNDINGS | {"argmax", "argmin", "rem", "sort"}
 
-# Continuous, not analytic.
+# Continuous but not analytic.
 _CONTINUOUS = frozenset(
     {
         *("abs", "atan2", "clamp", "complex", "conj", "cummax", "cummin", "dynamic_update_slice"),
@@ -28,7 +28,7 @@ _CONTINUOUS = frozenset(
         *("lgamma", "logistic"),
     }
 )
-# Of truth values, integers and keys, and sources of random bits.
+# On booleans, integers and keys, and sources of random bits.
 _DISCRETE = frozenset(
     {
         *("and", "empty", "empty2", "iota", "is_finite", "not", "or", "population_count"),
@@ -47,20 +47,20 @@ _BRANCH_CUTS = {"acos", "acosh", "asin", "asinh", "atan", "atanh"} | {
 
 
 def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
-    """The results that jump somewhere where operands move, or are integers of real numbers. The
-    operands are known to be moved.
+    """The results that jump somewhere, given moved operands, or that are integers computed from
+    floats.
     """
     name, inputs, outputs = equation.primitive, equation.inputs, equation.outputs
     if name == "sort":
-        # The first keys, sorted, are continuous; what is carried along with them is not.
+        # The sorted first keys are continuous; the values carried along with them are not.
         return outputs[1:]
     if name == "top_k":
         return outputs[1:]
     if name == "lu":
-        return outputs  # They depend on the pivots.
+        return outputs  # They depend on the choice of pivots.
     if name == "is_finite" or (name in EQUALITIES and _is_nan_test(facts, inputs)):
         return () if all(map(facts.bounds.is_steady, inputs)) else outputs
-    # Two analytic functions agree everywhere or on a set of measure 0, which no derivative sees.
+    # Two analytic functions agree everywhere or on a set of measure 0, which has no effect.
     if name in EQUALITIES and all(map(facts.is_analytic, inputs)):
         return ()
     if name in ORDERS | EQUALITIES:
@@ -68,7 +68,7 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
     if name in STEPS or name == "nextafter" or name == "bitcast_convert_type":
         return outputs
     if name == "atan2":
-        # The cut of the angle is at x ≤ 0.
+        # The branch cut of the angle is at x ≤ 0.
         x = facts.bounds.of(inputs[1])
         return () if x.is_positive else outputs
     if name in _BRANCH_CUTS and is_complex(inputs[0]):
@@ -95,8 +95,8 @@ def _is_nan_test(facts: Facts, operands: tuple[Atom, ...]) -> bool:
 
 
 def _flat_results(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
-    """The results of a function with a derivative of its own for which that is zero: steps, such
-    as the sign of `slogdet`.
+    """The results of a function with a custom derivative for which that derivative is zero: steps,
+    such as the sign of `slogdet`.
     """
     flat = [output for output in equation.outputs if not is_inexact(output)]
     if equation.primitive == "custom_jvp_call":
@@ -108,8 +108,9 @@ def _flat_results(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
 
 
 def _is_singular(facts: Facts, equation: Equation) -> bool:
-    """True if it divides by a moved value that may be 0, or has poles that it may meet."""
+    """True if it divides by a moved value that may be 0, or may meet a pole."""
     name, inputs = equation.primitive, equation.inputs
+    # True means "may be singular": the value is then a step, which must be proved closed.
     if name == "div":
         return facts.is_moved([inputs[1]]) and not is_off_zero(facts, inputs[1])
     if name == "integer_pow":
@@ -130,8 +131,8 @@ def _is_singular(facts: Facts, equation: Equation) -> bool:
 
 
 def is_off_zero(facts: Facts, atom: Atom) -> bool:
-    """True if a value is 0 at most where several independent random numbers meet given values at
-    once: its sign is known, or it is a norm or a standard deviation of three entries or more.
+    """True if a value can be 0 only where several independent random numbers take given values at
+    once: its sign is known, or it is a norm or standard deviation of at least three entries.
     """
     if not facts.bounds.of(atom).contains(0):
         return True
@@ -149,7 +150,7 @@ def is_off_zero(facts: Facts, atom: Atom) -> bool:
     if name in ("mul", "div"):
         return all(a not in facts.random or is_off_zero(facts, a) for a in inputs)
     if name in ("add", "max"):
-        # A sum of numbers that are not negative is 0 only where all of them are.
+        # A sum of nonnegative numbers is 0 only where all of them are.
         signs = all(facts.bounds.of(a).low >= 0 for a in inputs)
         return signs and any(is_off_zero(facts, a) for a in inputs)
     if name == "pow":
@@ -171,8 +172,8 @@ _ONE_TO_ONE = {"abs", "square", "integer_pow", "neg", "exp", "expm1", "tanh", "l
 
 
 def _are_independent(facts: Facts, atom: Atom) -> bool:
-    """True if an array has three entries or more, each a function of a random number of its own
-    that is 0 at most at single values of it.
+    """True if an array has at least three entries, each a function of its own random number that
+    is 0 at most at isolated values of it.
     """
     atom = facts.resolve(atom)
     if isinstance(atom, Constant) or np.prod(atom.shape) < 3 or atom not in facts.random:
@@ -181,6 +182,7 @@ def _are_independent(facts: Facts, atom: Atom) -> bool:
     if equation is None:
         return is_inexact(atom)
     name, inputs = equation.primitive, equation.inputs
+    # Each operation must keep entries independent and take any given value at isolated points only.
     if name in _ONE_TO_ONE or name == "convert_element_type":
         return is_inexact(inputs[0]) and _are_independent(facts, inputs[0])
     if name in ("reshape", "squeeze", "expand_dims") or (
@@ -193,8 +195,8 @@ def _are_independent(facts: Facts, atom: Atom) -> bool:
 
 
 def _is_one_to_one(facts: Facts, equation: Equation) -> bool:
-    """True if of two operands one has independent entries, and the other is the same for all of
-    them, or not random; a factor is not 0.
+    """True if one operand has independent entries and the other is either the same for all of them
+    or not random. A factor must not be 0.
     """
     a, b = equation.inputs
     if equation.primitive == "mul" and facts.number(a) == facts.number(b):

@@ -1,9 +1,8 @@
 """Terms: numbers as polynomials in atoms, for proofs that two expressions are equal.
 
 A term is `Σ coefficient · Π atom^exponent`. An atom is an unknown number, a function of terms such
-as `exp(t)` that is not looked into, or `a if condition else b`. Equal polynomials in the same atoms
-are equal numbers, whatever the atoms are; so an equality found here is a proof. Not every
-equality is found.
+as `exp(t)`, or `a if condition else b`. Equal polynomials in the same atoms are equal numbers for
+all values of the atoms, so an equality found here is a proof. Not every equality is found.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ Monomial = tuple[tuple["Atom", int], ...]
 
 
 class TooLarge(Exception):
-    """A term has outgrown what is worth proving."""
+    """A term is too large for a proof."""
 
 
 class Singular(Exception):
-    """A term is not a number: it divides by 0, or takes a function where it is not finite."""
+    """A term is not finite: it divides by 0, or evaluates a function at a singularity."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Atom:
     """`kind(*arguments)`: an unknown (`kind="unknown"`, one hashable argument), a choice (`"if"`,
-    a condition and two terms), or a function of terms. `rank` orders atoms. An algebra has one atom
-    of a kind with the same arguments, so that atoms are compared by identity.
+    a condition and two terms), or a function of terms. `rank` orders atoms. An algebra creates only
+    one atom for each kind and arguments, so atoms are compared by identity.
     """
 
     kind: str
@@ -46,9 +45,9 @@ _INFINITIES = ((("infinite", math.inf),), (("infinite", -math.inf),))
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """Monomials with their coefficients, in order. `sizes` are the sums of magnitudes that the
-    coefficients were added up from: a coefficient is known to some 1e-7 of its size if the
-    program's constants are float32.
+    """Monomials with their coefficients, in order. `sizes` are the sums of the absolute values that
+    were added to form the coefficients: with float32 constants, a coefficient is known to about
+    1e-7 of its size.
     """
 
     monomials: tuple[tuple[Monomial, float], ...]
@@ -64,7 +63,7 @@ class Term:
 
     @property
     def infinity(self) -> float:
-        """The infinity that the term is, or 0 if it is finite or that is not known."""
+        """The infinity that the term equals, or 0 if it is finite or unknown."""
         ends = [
             coefficient * monomial[0][0].arguments[0][1]  # pyright: ignore
             for monomial, coefficient in self.monomials
@@ -83,13 +82,13 @@ class Term:
         )
 
     def atoms(self) -> Iterator[Atom]:
-        """The atoms of the polynomial itself, not those inside of functions."""
-        # A dictionary, not a set: proofs must not depend on the order of hashes.
+        """The atoms of the polynomial itself, without those inside of functions."""
+        # A dictionary, not a set: proofs must not depend on hash order.
         seen = {atom: None for monomial, _ in self.monomials for atom, _ in monomial}
         yield from seen
 
     def contains(self, atom: Atom) -> bool:
-        """True if an atom is part of the term, inside of functions too."""
+        """True if an atom is part of the term, also inside of functions."""
         return any(one == atom or _inside(one, atom) for one in self.atoms())
 
 
@@ -102,7 +101,7 @@ def _inside(outer: Atom, atom: Atom) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Proposition:
-    """A truth value: `"known"` (its value), `"unknown"` (anything hashable), a comparison of a term
+    """A truth value: `"known"` (its value), `"unknown"` (any hashable), a comparison of a term
     with 0 (`"lt"`, `"le"`, `"gt"`, `"ge"`, `"eq"`, `"ne"`), or `"and"`, `"or"`, `"xor"`, `"not"` of
     conditions.
     """

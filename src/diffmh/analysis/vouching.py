@@ -1,4 +1,4 @@
-"""continuous: a user vouches for a function that the analysis cannot see through."""
+"""continuous: a user declares that a function is continuous where the analysis cannot prove it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..jaxprs import compat
 T = TypeVar("T")
 
 # The functions of a posterior that are differentiated.
-_OF_A_POSTERIOR = ("log_density", "log_prior", "log_likelihood", "constrain")
+_OF_A_POSTERIOR = ("log_density", "log_prior", "log_likelihood", "constrain", "log_likelihoods")
 
 
 def continuous(function: Checked[T]) -> T:
-    """Vouch that `function` is continuous, whatever comparisons it makes inside.
+    """Declare that `function` is continuous, whatever comparisons it makes inside.
 
-    Use it for a part of a density, of f or of a program of `diffmh.sad` that steps from one formula
-    to another where both agree, and that the analysis cannot see through; or for all of it: a
-    density, f, a program, or a posterior of `from_numpyro` or `from_pymc`. A function that jumps at
-    a place that depends on theta gets a wrong derivative if it is vouched for.
+    Use it for a part of a density, of f or of a program of `diffmh.sad` that switches between
+    formulas where they agree, if the analysis cannot prove it. It also applies to a complete
+    density, f or program, or to a posterior of `from_numpyro` or `from_pymc`. If the function does
+    jump at a place that depends on theta, the derivative will be wrong.
 
-    **Refused**: what is neither a function nor a posterior.
+    **Refused**: anything that is neither a function nor a posterior.
 
     >>> import jax.numpy as jnp, diffmh
     >>> def distance_to_integer(z):
@@ -35,7 +35,8 @@ def continuous(function: Checked[T]) -> T:
     ...     return jnp.sum(diffmh.continuous(distance_to_integer)(x - theta) - x**2)
     """
     if dataclasses.is_dataclass(function) and hasattr(function, "log_density"):
-        parts = {name: _vouched(getattr(function, name)) for name in _OF_A_POSTERIOR}
+        own = {name: getattr(function, name, None) for name in _OF_A_POSTERIOR}
+        parts = {name: _vouched(part) for name, part in own.items() if part is not None}
         return dataclasses.replace(function, **parts)  # pyright: ignore
     if not callable(function):
         raise TypeError(
@@ -53,7 +54,7 @@ def _vouched(function: Callable[..., Any]) -> Callable[..., Any]:
             arguments, options = eqx.combine(arrays, rest)
             return function(*arguments, **options)
 
-        # The name of the call is what tells the analysis.
+        # The analysis recognises the call by this name.
         inside.__name__ = compat.VOUCHED
         return jax.jit(inside)(arrays)
 

@@ -1,1 +1,1 @@
-"""What every room uses: pytrees, validation of arguments, sums, parts of a state."""
+"""Shared by all folders: pytrees, validation of arguments, sums, parts of a state."""

@@ -1,4 +1,4 @@
-"""Inversion: which of several masses a position falls into."""
+"""Inversion: find the interval, among intervals of given lengths, that contains a position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 
 class Found(eqx.Module):
-    """The interval that was hit, how far into it, and the sum of all masses."""
+    """The index of the interval, the position within it, and the sum of all masses."""
 
     index: Int[Array, ""]
     within: Float[Array, ""]
@@ -18,12 +18,12 @@ class Found(eqx.Module):
 
 
 def find(masses: Float[Array, "n"], position: Callable[[Array], Array]) -> Found:
-    """The interval of `[0, Σ masses)` that `position(Σ masses)` is in; never one of no length."""
+    """The interval of `[0, Σ masses)` that contains `position(Σ masses)`; never an empty one."""
     cumulative = jnp.cumsum(masses)
     total = cumulative[-1]
-    # A position that rounding has moved to the end belongs to the last interval that has a length.
+    # A position that was rounded up to the end belongs to the last interval of positive length.
     at = jnp.minimum(position(total), jnp.nextafter(total, jnp.zeros_like(total)))
-    # `<=`: an interval without length ends where it begins, and is passed over.
+    # `<=` skips intervals of length 0, which end where they begin.
     before = cumulative <= at
     index = jnp.minimum(jnp.sum(before), masses.size - 1)
     return Found(index, at - jnp.max(jnp.where(before, cumulative, 0.0)), total)

@@ -15,8 +15,8 @@ from . import validate
 
 
 def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree, name: str) -> PyTree:
-    """`x` with `part` in the place of `where(x)`: a node of `x`, as in `equinox.tree_at`, or
-    elements of its arrays, such as `x[3]`, whose index may be traced. Errors begin with `name`.
+    """`x` with `where(x)` replaced by `part`: a node of `x`, as in `equinox.tree_at`, or elements
+    of its arrays, such as `x[3]`, whose index may be traced. Errors begin with `name`.
     """
     chosen, values = places(where, x, name), jax.tree.leaves(part)
     leaves, structure = jax.tree.flatten(x)
@@ -26,22 +26,23 @@ def replace(where: Callable[[Any], Any], x: PyTree, part: PyTree, name: str) -> 
             own = zip(leaves, jax.tree.leaves(numbers), strict=True)
             leaves = [_put_traced(leaf, number, place, value) for leaf, number in own]
         return structure.unflatten(leaves)
+    # The elements of leaf i have the numbers from starts[i] to starts[i + 1].
     starts = np.cumsum([0, *(leaf.size for leaf in leaves)])
     for place, value in zip(chosen, values, strict=True):
         owner = int(np.searchsorted(starts, place.flat[0], side="right")) - 1
         local = place - starts[owner]
         if np.any((local < 0) | (local >= leaves[owner].size)):
             raise ValueError(
-                f"`{name}`: `where` joins several arrays of the state into one: return them side"
-                " by side, as in `lambda x: (x[0], x[1])`."
+                f"`{name}`: `where` joins several arrays of the state into one: return a tuple"
+                " instead, as in `lambda x: (x[0], x[1])`."
             )
         leaves[owner] = _put(leaves[owner], local, value)
     return structure.unflatten(leaves)
 
 
 def is_node(where: Callable[[Any], Any], x: PyTree) -> bool:
-    """True if `where` picks a node of the pytree, rather than elements of an array, which may be
-    all of them (`x[:n]`): then it looks into what has nothing inside.
+    """True if `where` selects a node of the pytree, rather than elements of an array, possibly all
+    of them (`x[:n]`). Tested with leaves that cannot be indexed.
     """
     opaque = jax.tree.map(lambda _: object(), x)
     try:
@@ -52,7 +53,7 @@ def is_node(where: Callable[[Any], Any], x: PyTree) -> bool:
 
 
 def _numbered(x: PyTree) -> PyTree:
-    """The state with its elements numbered through: `where` of it says which ones it picks."""
+    """The state with its elements numbered from 0, so that `where` of it shows what it selects."""
     leaves, structure = jax.tree.flatten(x)
     begins = [sum(leaf.size for leaf in leaves[:index]) for index in range(len(leaves))]
     numbers = [
@@ -63,13 +64,13 @@ def _numbered(x: PyTree) -> PyTree:
 
 
 def _put(leaf: Any, local: np.ndarray | np.integer, value: Any) -> Any:
-    """`leaf` with `value` at the flat indices `local`, which are fixed: no scatter. A value of
-    another dtype is left as it is, for whoever compares forms to see.
+    """`leaf` with `value` at the fixed flat indices `local`, without a scatter. A value of another
+    dtype is not converted: the caller compares dtypes.
     """
     if np.array_equal(local, np.arange(leaf.size).reshape(leaf.shape)):
         return value
-    # For each element of the leaf which element of the value it takes, if any: a gather of fixed
-    # indices and a choice, which vectorise over chains; a scatter does not.
+    # For each element of the leaf, the element of the value that it takes, if any. A gather with
+    # fixed indices and a selection vectorise over chains; a scatter does not.
     chosen, source = np.zeros(leaf.size, bool), np.zeros(leaf.size, int)
     chosen[local.ravel()] = True
     source[local.ravel()] = np.arange(local.size)
@@ -78,25 +79,25 @@ def _put(leaf: Any, local: np.ndarray | np.integer, value: Any) -> Any:
 
 
 def _put_traced(leaf: Any, number: Array, place: Array, value: Any) -> Any:
-    """`leaf`, whose elements are numbered by `number`, with `value` at those of number `place`."""
+    """`leaf`, whose elements have the numbers `number`, with `value` at those equal to `place`."""
     value = jnp.asarray(value, leaf.dtype)
     if jnp.ndim(place) == 0:
         return jnp.where(number == place, value, leaf)
     if leaf.size == 0:
         return leaf
-    # The numbers of a leaf follow each other, so the first one is its offset.
+    # The numbers of a leaf are consecutive, so the first one is its offset.
     index = place - number.ravel()[0]
-    # What is not in this leaf goes past its end, and is dropped there.
+    # Elements outside of this leaf are moved beyond its end, where they are dropped.
     index = jnp.where((index >= 0) & (index < leaf.size), index, leaf.size)
     return leaf.ravel().at[index].set(value, mode="drop").reshape(leaf.shape)
 
 
 def places(where: Callable[[Any], Any], x: Any, name: str) -> list[np.ndarray] | None:
-    """For each array of the part, the numbers of its elements, all elements of the state being
-    numbered from 0: `where` of the numbers in place of the values. `None` if `where` picks by a
-    traced index. `x` may be as little as its shapes; a `where` that computes is refused.
+    """For each array of the part, the numbers of its elements, where the elements of the state are
+    numbered from 0: `where` of these numbers. `None` if `where` uses a traced index. `x` may
+    consist of shapes only. A `where` that computes something raises an error.
     """
-    # A function that only picks gives the numbers n, and −1 − n from numbers that are −1 − n.
+    # A pure selection gives numbers n, and −1 − n when applied to −1 − n.
     with jax.ensure_compile_time_eval():
         numbers = _numbered(x)
         first, again = (
@@ -118,14 +119,14 @@ def places(where: Callable[[Any], Any], x: Any, name: str) -> list[np.ndarray] |
 
 
 class Unlike(Exception):
-    """Parts that are not of one form."""
+    """Parts that differ in structure, shape or dtype."""
 
 
 class OneOf(eqx.Module):
-    """`where` of one among several of a kind, by an index that may be traced: kernels that differ
-    in the part that they move become kernels that differ in a number.
+    """One of several `where` functions, chosen by an index that may be traced: kernels that differ
+    only in the part that they move become one kernel with an index.
 
-    Raises `Unlike` where the parts are not of one form.
+    Raises `Unlike` if the parts differ in structure, shape or dtype.
     """
 
     wheres: tuple[Callable[[Any], Any], ...]
@@ -142,7 +143,7 @@ class OneOf(eqx.Module):
         return jax.tree.map(lambda *leaves: self._pick(leaves), *parts)
 
     def _elements(self, x: PyTree) -> list[Array] | None:
-        """The part, if all the parts are elements of the same arrays: by their places there."""
+        """The part by its positions, if all parts are elements of the same arrays."""
         all_places = [places(where, x, "where") for where in self.wheres]
         if any(each is None for each in all_places):
             return None
@@ -151,8 +152,8 @@ class OneOf(eqx.Module):
         for each in zip(*all_places, strict=True):  # pyright: ignore[reportArgumentType]
             stacked = np.stack(each)
             owners = np.searchsorted(starts, stacked.ravel(), side="right") - 1
-            # Elements of different arrays have no common index: the parts are picked one by one
-            # then.
+            # Elements of different arrays have no common index, so the parts are selected one by
+            # one.
             if stacked.size == 0 or np.any(owners != owners[0]):
                 return None
             local = jnp.asarray(stacked - starts[owners[0]])[self.index]

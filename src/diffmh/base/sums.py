@@ -1,4 +1,4 @@
-"""Compensated sums of pytrees, since long float32 sums drift, and means of the other chains."""
+"""Compensated sums of pytrees, since long float32 sums drift, and means over the other chains."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class CompensatedSum(eqx.Module):
         total = trees.add(self.total, amount)
 
         def slip(before, amount, after):
-            # The digits that `after` has lost are those of the smaller number; this difference is
-            # exact.
+            # The digits lost in `after` are those of the smaller number; this difference is exact.
             keeps_before = jnp.abs(before) >= jnp.abs(amount)
             return jnp.where(keeps_before, (before - after) + amount, (amount - after) + before)
 
@@ -44,13 +43,13 @@ class CompensatedSum(eqx.Module):
 def mean_of_others(
     values: Shaped[Array, "..."], axis: int | tuple[int, ...] = -1
 ) -> Shaped[Array, "..."]:
-    """For each of the C entries along an axis, or several, the mean of the other entries:
-    `m + (m − x_c) / (C − 1)`; 0 where there is one.
+    """For each of the C entries along one or several axes, the mean of the other entries:
+    `m + (m − x_c) / (C − 1)`; 0 if there is only one.
     """
     axes = axis if isinstance(axis, tuple) else (axis,)
     count = math.prod(values.shape[axis] for axis in axes)
     if count == 1:
         return jnp.zeros_like(values)
-    # By the mean and not by the sum, which would lose digits of a large common part.
+    # From the mean, not from the sum, which would lose digits of a large common part.
     mean = jnp.mean(values, axis=axes, keepdims=True)
     return mean + (mean - values) / (count - 1)

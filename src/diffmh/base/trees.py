@@ -1,4 +1,4 @@
-"""Whole-state operations: selecting, comparing and stacking pytrees."""
+"""Operations on pytrees: select, compare and stack."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, PyTree
 def select(condition: Bool[Array, "..."], chosen: PyTree, other: PyTree) -> PyTree:
     """`chosen` where `condition` holds, else `other`, bit for bit.
 
-    `condition` may have leading axes of the leaves; it is broadcast over the rest. Never written as
-    arithmetic: `other + condition * (chosen - other)` rounds, and two chains that met would stay a
-    few ulps apart for ever.
+    `condition` may have leading axes of the leaves; it is broadcast over the rest. This must not be
+    written as arithmetic: `other + condition * (chosen - other)` rounds, and two chains that have
+    met would forever differ by a few ulps.
     """
 
     def choose(a, b):
@@ -27,7 +27,7 @@ def select(condition: Bool[Array, "..."], chosen: PyTree, other: PyTree) -> PyTr
 
 
 def equal(a: PyTree, b: PyTree) -> Bool[Array, ""]:
-    """True where two states are the same in every element."""
+    """True if two states are equal in every element."""
     same = [jnp.all(p == q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
     return jnp.all(jnp.stack(same)) if len(same) != 1 else same[0]
 
@@ -51,8 +51,8 @@ def repeat(tree: PyTree, count: int) -> PyTree:
 
 
 def strong(tree: PyTree) -> PyTree:
-    """Arrays of definite type: Python numbers become arrays, and weak types (which would
-    retrace) become strong.
+    """Arrays of definite dtype: Python numbers become arrays, and weak types (which would cause
+    retracing) become strong.
     """
 
     def one(leaf):
@@ -64,13 +64,13 @@ def strong(tree: PyTree) -> PyTree:
 
 
 def data(args: PyTree) -> PyTree:
-    """A user's arguments with their numbers as arrays; what is neither is passed on."""
+    """A user's arguments with numbers converted to arrays; other objects are unchanged."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf, args)
 
 
 def entry(rows: Array, index: Array) -> Array:
-    """`rows[index]`, without a gather, which is slow where each chain has an index of its own."""
-    # Exact: all terms of the sum but one are 0. `where` and not a product, as other rows may be
+    """`rows[index]` without a gather, which is slow if each chain has its own index."""
+    # Exact: all terms of the sum but one are 0. `where`, not a product, as other rows may be
     # infinite.
     here = jnp.expand_dims(jnp.arange(rows.shape[0]) == index, range(1, rows.ndim))
     return jnp.sum(jnp.where(here, rows, jnp.zeros((), rows.dtype)), axis=0)
@@ -82,7 +82,7 @@ def take(tree: PyTree, index: Any) -> PyTree:
 
 
 def size(tree: PyTree) -> int:
-    """How many numbers it has."""
+    """The number of elements of all arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 

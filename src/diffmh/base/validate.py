@@ -1,5 +1,5 @@
-"""Refusals: bad input raises an error where it enters, which names the argument, what came and what
-to do.
+"""Validation: bad input raises an error where it enters; the message names the argument, the value
+and what to do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..jaxprs.once import once
 T = TypeVar("T")
 _NUMBERS = bool | int | float | complex | np.ndarray | np.generic | jax.Array
 
-# `Checked[T]`: a `T`, and the function that takes it raises an error of its own for anything else.
-# Readers and static checkers see a `T`; where annotations are checked as the tests run, it admits
-# anything, so that the function's own error is the one that is raised.
+# `Checked[T]` annotates an argument that the function itself checks. Readers and static checkers
+# see a `T`. When the tests check annotations at run time, it accepts anything, so that the
+# function's own error is raised.
 if TYPE_CHECKING:
     Checked: TypeAlias = Annotated[T, "checked by the function"]
 else:
@@ -34,20 +34,20 @@ else:
 
 
 class NotDifferentiable(TypeError):
-    """A derivative was asked for that diffmh does not compute; it is never returned as zero."""
+    """Raised for a derivative that diffmh cannot compute; it is never returned as zero."""
 
 
 def concrete(*trees: Any) -> bool:
-    """True if the values are known now, rather than traced by `jit`, `grad` or `vmap`."""
+    """True if the values are known, not traced by `jit`, `grad` or `vmap`."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 class Condition(eqx.Module):
-    """A condition on a parameter: `holds` for the `value` that came; `message` names the argument
-    and says what it must be.
+    """A condition on a parameter: `holds` is True if the given `value` satisfies it; `message`
+    names the argument and says what it must be.
 
-    Proposals and kernels state the ranges of their parameters by `conditions`. One that is known
-    not to hold raises `"{message}, got {value}."`; one that does not hold under `jit` makes the
+    Proposals and kernels declare the ranges of their parameters in `conditions`. A condition that
+    is known to fail raises `"{message}, got {value}."`; under `jit` a failing condition makes the
     result NaN.
 
     >>> import diffmh
@@ -61,15 +61,15 @@ class Condition(eqx.Module):
 
 
 def require(conditions: Iterable[Condition]) -> None:
-    """Raise `ValueError` for the first condition that is known not to hold."""
+    """Raise `ValueError` for the first condition that is known to fail."""
     for condition in conditions:
         if concrete(condition.holds) and not np.all(condition.holds):
             raise ValueError(f"{condition.message}, got {condition.value}.")
 
 
 def numpy_of(array: Any) -> tuple[Any, Any]:
-    """The array and the namespace to compute with it: NumPy, which compiles nothing, if its value
-    is known.
+    """The array and the namespace to compute with it: NumPy if its value is known, since it
+    compiles nothing.
     """
     return (np.asarray(array), np) if concrete(array) else (array, jnp)
 
@@ -102,13 +102,13 @@ def probabilities(value: Any, name: str) -> tuple[Condition, ...]:
     )
 
 
-# Counters are of 32 bits.
+# Counters have 32 bits.
 _MOST = 2**31 - 1
 
 
 def count(value: Any, name: str, least: int = 1) -> int:
     """Return an integer between `least` and 2³¹ − 1."""
-    # 1e10 is too large, which matters more than that it is a float.
+    # Checked first: that 1e10 is too large matters more than that it is a float.
     if isinstance(value, float | np.floating) and _MOST < value < math.inf:
         value = int(value)
     if isinstance(value, bool | float | np.floating | np.bool_):
@@ -123,8 +123,8 @@ def count(value: Any, name: str, least: int = 1) -> int:
         raise ValueError(f"`{name}` must be at least {least}, got {number}.")
     if number > _MOST:
         raise ValueError(
-            f"`{name}` must be at most {_MOST:,}, got {number:,}: take more chains, or average"
-            " several runs with keys of their own."
+            f"`{name}` must be at most {_MOST:,}, got {number:,}: use more chains, or average"
+            " several runs with different keys."
         )
     return number
 
@@ -154,7 +154,7 @@ def flag(value: Any, name: str) -> bool:
 
 
 def choice(value: Any, name: str, among: Iterable[str]) -> str:
-    """Return one of some words."""
+    """Return `value` if it is one of the given words."""
     words = tuple(among)
     if not isinstance(value, str) or value not in words:
         listed = ", ".join(map(repr, words[:-1])) + f" or {words[-1]!r}"
@@ -168,13 +168,13 @@ def text(value: Any, name: str) -> str:
     return value
 
 
-# The kinds that authors derive from are in `diffmh.extend`.
+# Base classes for authors are in `diffmh.extend`.
 _TO_DERIVE_FROM = ("Coupling", "Estimator", "Kernel", "Proposal")
 
 
 def instance(value: Any, kind: type, where: str, name: str) -> Any:
     if not isinstance(value, kind):
-        made = " (a class: call it to make one)" if isinstance(value, type) else ""
+        made = " (a class: call it to create an instance)" if isinstance(value, type) else ""
         place = "diffmh.extend" if kind.__name__ in _TO_DERIVE_FROM else "diffmh"
         raise TypeError(
             f"`{where}`: `{name}` must be a `{place}.{kind.__name__}`, got {value!r}{made}."
@@ -189,7 +189,7 @@ def function(value: Any, where: str, name: str, signature: str) -> Any:
 
 
 def density(value: Any, where: str) -> Any:
-    """A log density, whose Python is run once for each form of its arguments."""
+    """A log density, whose Python code runs once for each form of its arguments."""
     return once(function(value, where, "log_density", "log_density(theta, x, *args) -> scalar"))
 
 
@@ -212,7 +212,7 @@ def typed_key(key: Any) -> Any:
 
 
 def real_dtype(dtype: Any, what: str) -> None:
-    """Refuse what is neither float32 nor float64."""
+    """Raise an error unless the dtype is float32 or float64."""
     if dtype in (jnp.float32, jnp.float64):
         return
     advice = "it must be float32 or float64; convert it with `float(...)` or `.astype(float)`"
@@ -232,15 +232,15 @@ def array_of(value: Any, what: str) -> Array:
 
 
 def real_array(value: Any, name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """Return a number, an array or lists of numbers as an array of float32 or float64, of this
-    shape if one is given; integers become floats.
+    """Return a number, an array or lists of numbers as an array of float32 or float64, of the given
+    shape if there is one; integers become floats.
     """
     array = array_of(value, f"`{name}`")
     if jnp.issubdtype(array.dtype, jnp.integer):
         array = array.astype(float)
     real_dtype(array.dtype, f"`{name}`")
     if not array.size:
-        raise ValueError(f"`{name}` must have numbers in it, got shape {array.shape}.")
+        raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
     if shape is not None and array.shape != shape:
         wanted = "one number" if shape == () else f"of shape {shape}"
         raise ValueError(f"`{name}` must be {wanted}, got shape {array.shape}.")
@@ -259,7 +259,7 @@ def real_arrays(tree: Any, name: str) -> Any:
 
 
 def theta(tree: Any) -> Any:
-    """Return a pytree of float32 or float64 arrays, finite as far as can be seen."""
+    """Return a pytree of float32 or float64 arrays, finite if their values are known."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not any(0 not in getattr(leaf, "shape", ()) for _, leaf in leaves):
         raise TypeError(
@@ -275,7 +275,7 @@ def theta(tree: Any) -> Any:
             )
         array = leaf if isinstance(leaf, jax.Array) else array_of(leaf, where)
         real_dtype(array.dtype, where)
-        # Under `jit` the value is not known; the chain's result is NaN then.
+        # Under `jit` the value is unknown; then the result is NaN.
         if concrete(leaf) and not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"{where} is not finite, got {leaf}: the density is undefined there.")
     return tree
@@ -302,7 +302,7 @@ def state(tree: Any, what: str) -> Any:
 
 
 def numbers(tree: Any, what: str) -> Any:
-    """Return a pytree of numbers or arrays, such as a user's function returns."""
+    """Return a pytree of numbers or arrays, such as the result of a user's function."""
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, _NUMBERS):
             raise TypeError(f"{what} must return numbers, got {leaf!r}.")
@@ -310,7 +310,7 @@ def numbers(tree: Any, what: str) -> Any:
 
 
 def same_form(tree: Any, expected: Any, what: str) -> None:
-    """Refuse a pytree of another structure, or with other shapes or dtypes."""
+    """Raise an error for a pytree of another structure, or with other shapes or dtypes."""
 
     def form(tree):
         return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)

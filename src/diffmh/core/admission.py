@@ -19,6 +19,7 @@ from ..base import trees, validate
 from ..base.validate import NotDifferentiable
 from ..jaxprs import compat
 from ..jaxprs.once import with_lines
+from .adapted import kernel_and_init
 from .autodiff import not_differentiable
 from .chain import Stepper
 from .dependence import refuse_lost_derivatives
@@ -59,6 +60,7 @@ class Unflatten(eqx.Module):
 class Given(eqx.Module):
     """The arguments that chains are run from, after validation."""
 
+    kernel: Kernel
     theta: PyTree
     key: Key[Array, ""]
     args: tuple[Any, ...]
@@ -67,12 +69,13 @@ class Given(eqx.Module):
 
 def given(kernel: Any, theta: Any, key: Any, args: Any, init: Any, where: str, why: str) -> Given:
     """Refuses what is no kernel, theta, key or start; differentiating theta is refused with `why`.
-    `where` names the function that was called.
+    `where` names the function that was called. An `Adapted` has a start of its own.
     """
+    kernel, init = kernel_and_init(kernel, init, where)
     validate.instance(kernel, Kernel, where, "kernel")
     theta = trees.strong(not_differentiable(validate.theta(theta), why))
     start = init if callable(init) else trees.strong(validate.state(init, "`init`"))
-    return Given(theta, validate.typed_key(key), trees.data(args), start)
+    return Given(kernel, theta, validate.typed_key(key), trees.data(args), start)
 
 
 class Admission(eqx.Module):
@@ -108,7 +111,18 @@ def admit(
             " value that it closes over."
         )
     flat = lambda theta, x: flatten(f(theta, (x, x) if simulation.lag else (x,)))
-    problem = Problem(simulation.kernel, theta, x, args, flat, f_depends_on_theta, simulation.lag)
+    problem = Problem(
+        simulation.kernel,
+        theta,
+        x,
+        args,
+        flat,
+        f_depends_on_theta,
+        simulation.lag,
+        simulation.num_samples,
+        simulation.burn_in,
+        simulation.num_chains,
+    )
     resolved = simulation.by(simulation.estimator.resolve(problem))
     plan = Plan.of(resolved, theta, key, args, f_depends_on_theta)
     return Admission(plan, _closes_over_tracers(plan, theta, key, args), jumps, Unflatten.of(value))
@@ -195,6 +209,49 @@ def _jumps(simulation, theta, x, args) -> tuple[Jump, ...]:
     return tuple(found)
 
 
+def refuse_jumps_of_derivatives(
+    simulation: Simulation, theta: PyTree, x: PyTree, args: tuple[Any, ...]
+) -> None:
+    """Refuses a second derivative where `∂_θ log g` or `∂_θ f` may jump in x at a place that
+    depends on θ: `log g = −|x − θ|` has a first derivative by the covariance, and no second one.
+    """
+    theta = compat.forms(theta)
+
+    def f(theta, x):
+        return flatten(simulation.f(theta, x, *args))
+
+    for density in simulation.kernel.densities().values():
+        at_args = lambda theta, x, density=density: density(theta, x, *args)
+        refuse_jumps_of_slope(at_args, theta, x, "log_density")
+    refuse_jumps_of_slope(f, theta, x, "f")
+
+
+def refuse_jumps_of_slope(
+    function: Callable[[PyTree, PyTree], Any], theta: PyTree, x: PyTree, name: str, order: int = 1
+) -> None:
+    """Refuses a function whose derivative of this order with respect to θ may jump in x at a place
+    that depends on θ.
+    """
+
+    def slope(theta, x):
+        of_theta = lambda theta: function(theta, x)
+        for _ in range(order):
+            of_theta = lambda theta, inner=of_theta: jacobian(inner, theta)
+        return of_theta(theta)
+
+    # Traced anew: what is kept of a function may be one equation, which hides what is inside.
+    with with_lines():
+        found = moving_jumps(slope, theta, x, False)
+    for jump in found:
+        times = {1: "", 2: " second", 3: " third"}.get(order, f" {order}th")
+        raise NotDifferentiable(
+            f"The{times} derivative of `{name}` with respect to theta"
+            f" {'jumps' if jump.certain else 'may jump'} in x at a place that depends on theta"
+            f" (`{jump.primitive}` at {jump.where}): the estimator cannot see the moving jump, so"
+            f" derivatives of order {order + 1} would be wrong. Those of lower order are right."
+        )
+
+
 def refuse_jumps(jumps: Sequence[Jump], name: str, moves: bool) -> None:
     """Refuses the function `name` for jumps in x at places that depend on θ; `moves` says that x
     itself moves with θ.
@@ -254,7 +311,7 @@ def check_observable(value: PyTree) -> PyTree:
 
 
 def _density_depends_on_theta(simulation, theta, x, args) -> bool:
-    """Whether `∂ log g / ∂θ` varies with x, for some step: else θ only scales the density, which
+    """True if `∂ log g / ∂θ` varies with x, for some step: else θ only scales the density, which
     nobody sees.
     """
 

@@ -12,6 +12,7 @@ alternative met the primal; prune one slot against the new candidates.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from ..base import trees
 from . import values
 from .decisions import Weights
-from .kernel import Kernel, State, Step, Update, checked_noise, checked_state
+from .kernel import Kernel, State, Step, Update
 from .parameters import Parameters
+from .update_checks import checked_noise, checked_state
 from .values import Value, without_tangents
 
 
@@ -112,8 +114,25 @@ def advance(
     slots: Alternatives, at: Transition, coupling_noise: PyTree, uniform: Array, weights: Weights
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, beside the primal's."""
-    candidates = flip_weight(at.step, weights) if at.step.decisions else None
+    candidates = None
+    if at.step.decisions:
+        candidates = without_idle(at, flip_weight(at.step, weights))
     return follow(slots, at, coupling_noise, uniform, candidates)
+
+
+def without_idle(at: Transition, candidates: Float[Array, "P *C"]) -> Float[Array, "P *C"]:
+    """The weights of candidates, 0 for those that are known to lead to where the primal is."""
+    idle = at.update.leads_nowhere(at.step, at.noise)
+    if idle is None:
+        return candidates
+    shape = candidates.shape[1:]
+    if jnp.size(idle) != math.prod(shape):
+        raise TypeError(
+            f"`{at.update.name_in_messages}.leads_nowhere` must return one truth value for each of"
+            f" {math.prod(shape)} candidates, got shape {jnp.shape(idle)}."
+        )
+    # NaN stays: a derivative that is not a number must be seen.
+    return jnp.where(idle.reshape(shape) & ~jnp.isnan(candidates), 0.0, candidates)
 
 
 def follow(
@@ -124,16 +143,27 @@ def follow(
     candidates: Float[Array, "P *C"] | None,
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, and the pruning of one of them against these candidates."""
+    return settle(propagate(slots, at, coupling_noise), at, uniform, candidates)
+
+
+def settle(
+    moved: Alternatives,
+    at: Transition,
+    uniform: Array,
+    candidates: Float[Array, "P *C"] | None,
+) -> tuple[Alternatives, Events]:
+    """Alternatives that have taken their step: those that met the primal leave, and one competes
+    with the candidates.
+    """
     # Recoupled alternatives are dropped before the pruning: an alternative that has met the primal
     # must not compete with the candidates, as its weight carries nothing any more.
-    moved = propagate(slots, at, coupling_noise)
     remaining = drop_recoupled(moved, at)
     recoupled = moved.alive & ~remaining.alive
     if candidates is None:
         return remaining, Events(recoupled, jnp.zeros_like(recoupled), jnp.zeros(()))
     # Pruning decides by them for each number that is kept of an alternative.
     remaining, flips = at.parameters.barriers.materialise(
-        (remaining, candidates.astype(slots.weight.dtype))
+        (remaining, candidates.astype(moved.weight.dtype))
     )
     pruned, born, picked = prune(remaining, at, flips, uniform)
     score = jnp.sum(values.norm(flips))

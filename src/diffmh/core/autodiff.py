@@ -1,5 +1,5 @@
-"""A random value whose derivative is estimated, as a function that JAX differentiates: once, and
-with respect to theta alone.
+"""A random value whose derivative is estimated, as a function that JAX differentiates with respect
+to theta alone: once, or twice where the estimator has second derivatives.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from ..fast.batch_first import batch_first
 from ..fast.linear import linear_call
 
 _SECOND_DERIVATIVE = (
-    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): diffmh"
-    " estimates first derivatives only. For curvature, difference `jax.grad` at two values of theta"
-    " with the same key."
+    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): of"
+    " finite chains and of programs diffmh estimates first derivatives only. At equilibrium there"
+    " is `diffmh.hessian(expectation)`, and `jax.hessian` itself, for expectations with"
+    " `estimator=diffmh.Covariance()`; from draws, those of `diffmh.from_draws(..., at=theta)`."
+)
+_THIRD_DERIVATIVE = (
+    "A third derivative of an expectation was asked for: diffmh estimates first and second ones"
+    " only. What `diffmh.from_draws(..., at=theta)` returns has derivatives of every order."
 )
 
 
@@ -65,6 +70,47 @@ def _jvp(primals, tangents):
     # Linear in the direction, as JAX requires of a rule: `jax.grad` transposes this product alone.
     direction = ravel_pytree(_direction(theta, d_theta))[0]
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+
+
+@_CustomJvp
+def twice_differentiable(value, jacobian, hessian, theta, key, args):
+    """As `differentiable`, and once more: `hessian(theta, key, args)` has value, derivative and
+    second derivative, two axes of the P flattened parameters leading.
+    """
+    return value(theta, key, args)
+
+
+@twice_differentiable.def_jvp
+def _jvp_twice(primals, tangents):
+    _, jacobian, hessian, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    theta = jax.tree.map(jnp.asarray, theta)
+    # The Jacobian has a rule of its own, so that a second differentiation meets the Hessian; both
+    # come from chains of the same key.
+    values, derivative = _jacobian(jacobian, hessian, theta, key, args)
+    direction = ravel_pytree(_direction(theta, d_theta))[0]
+    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
+
+
+@_CustomJvp
+def _jacobian(jacobian, hessian, theta, key, args):
+    return jacobian(theta, key, args)
+
+
+@_jacobian.def_jvp
+def _jacobian_jvp(primals, tangents):
+    _, hessian, theta, key, args = primals
+    *closed_over, d_theta, _, d_args = tangents
+    _refuse_data(closed_over, d_args)
+    values, derivative, second = _twice_only(hessian, theta, key, args)
+    direction = ravel_pytree(_direction(theta, d_theta))[0]
+    along = (jnp.tensordot(direction, each, axes=1) for each in (derivative, second))
+    d_values, d_derivative = along
+    return (values, derivative), (
+        d_values.astype(values.dtype),
+        d_derivative.astype(derivative.dtype),
+    )
 
 
 @_CustomJvp
@@ -156,6 +202,8 @@ def _jvp_by(primals, tangents):
     _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
     of_theta = lambda theta: surrogate(theta, key, args)
+    # The surrogate's own derivative is the estimator, its second is not: it is refused, never
+    # returned.
     at = jax.tree.map(_only_once, theta)
     return jax.jvp(of_theta, (at,), (_direction(theta, d_theta),))
 
@@ -179,6 +227,16 @@ def _once(jacobian, theta, key, args):
 @_once.def_jvp
 def _refuse_second_derivative(primals, tangents):
     raise NotDifferentiable(_SECOND_DERIVATIVE)
+
+
+@eqx.filter_custom_jvp
+def _twice_only(hessian, theta, key, args):
+    return hessian(theta, key, args)
+
+
+@_twice_only.def_jvp
+def _refuse_third_derivative(primals, tangents):
+    raise NotDifferentiable(_THIRD_DERIVATIVE)
 
 
 def not_differentiable(tree, message: str):

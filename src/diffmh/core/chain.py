@@ -7,6 +7,7 @@ see `fast.rounding`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from ..base import trees
 from ..fast import rounding
 from .alternatives import Events, Transition, remember
 from .estimator import Observation
-from .kernel import State, Step, Update, checked_noise, checked_step, moves_with_theta
+from .kernel import State, Step, Update, moves_with_theta
 from .parameters import Parameters
 from .plan import Plan, start_of_one
 from .simulation import Observed, Simulation
+from .update_checks import checked_noise, checked_step
 from .values import Value, without_tangents
 
 # A state of more elements than this is kept whole between updates; a smaller one may be fused into
@@ -55,15 +57,19 @@ class Stepper(eqx.Module):
         differentiates = self.plan.estimator.differentiates_f
         return Parameters(self.theta, self.args, rounding.Barriers.draw(key), differentiates)
 
-    def start(self, parameters: Parameters, x: PyTree) -> tuple[Chain, Bool[Array, ""]]:
+    def start(
+        self, parameters: Parameters, x: PyTree, second: PyTree = None
+    ) -> tuple[Chain, Bool[Array, ""]]:
         """One chain at its start, and whether it may be run: its log densities are finite, and the
-        kernel's parameters are in their ranges.
+        kernel's parameters are in their ranges. `second` is the estimator's second start, if it has
+        one.
         """
         kernel, lag = self.simulation.kernel, self.simulation.lag
         for_steps = self._for_steps(parameters)
         tangent = None
         floats = eqx.filter(x, eqx.is_inexact_array)
-        if for_steps.differentiate and moves_with_theta(kernel) and jax.tree.leaves(floats):
+        moves = moves_with_theta(kernel) and self.plan.estimator.carries_tangents
+        if for_steps.differentiate and moves and jax.tree.leaves(floats):
             tangent = jax.tree.map(
                 lambda leaf: jnp.zeros((parameters.size, *leaf.shape), leaf.dtype), floats
             )
@@ -74,9 +80,16 @@ class Stepper(eqx.Module):
             stack = lambda leaf: jnp.broadcast_to(leaf, (lag, *leaf.shape))
             past = Value(trees.repeat(x, lag), jax.tree.map(jax.vmap(stack), tangent))
         at = self.observation(parameters, state, past)
+        if second is not None:
+            at = dataclasses.replace(at, second=kernel.start(for_steps, second))
         # Every update's own: a start that one of them calls impossible is never left, or never
         # entered, by that update, and its chain estimates nothing.
-        densities = [update.log_density(self.theta, x, *self.args) for update in kernel.updates()]
+        densities = [
+            update.log_density(self.theta, place, *self.args)
+            for place in (x, second)
+            if place is not None
+            for update in kernel.updates()
+        ]
         conditions = kernel.conditions(self.theta, *self.args)
         in_range = [jnp.all(condition.holds) for condition in conditions]
         startable = jnp.all(jnp.stack([*map(jnp.isfinite, densities), *in_range]))
@@ -176,14 +189,18 @@ class Stepper(eqx.Module):
 
     def observe(self, parameters: Parameters, chain: Chain, at: Observation) -> Observed:
         """The contribution of one chain to the averages where it is now."""
+        value = self.value(parameters, chain)
+        return Observed(value, self.plan.estimator.observe(chain.memory, at), None)
+
+    def value(self, parameters: Parameters, chain: Chain) -> Float[Array, "F"]:
+        """f where the chain is, rounded alike in every program."""
         plain = parameters.value_only()
 
         def f(x, past):
             return self.plan.observable(plain, x, past).primal, None
 
         place = (chain.state.x, without_tangents(chain.past))
-        value, _ = rounding.with_fixed_rounding(f, parameters.barriers.opaque_false[0])(*place)
-        return Observed(value, self.plan.estimator.observe(chain.memory, at), None)
+        return rounding.with_fixed_rounding(f, parameters.barriers.opaque_false[0])(*place)[0]
 
     def first(self, key: Key[Array, ""]) -> Chain:
         """A chain at its start, by itself."""

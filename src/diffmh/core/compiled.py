@@ -1,4 +1,4 @@
-"""What an expectation asks of its plan, compiled: values, derivatives, and the rounds of a run that
+"""The compiled programs of an expectation: values, derivatives, and the rounds of a run that
 is reported.
 """
 
@@ -15,10 +15,11 @@ from jaxtyping import Array, Float, PyTree
 
 from ..base import validate
 from ..runs.checkpoint import fingerprint
+from ..runs.devices import on_every_device
 from ..runs.rounds import Course, Round, round_key
-from .admission import Admission, check_start, start_values
-from .autodiff import differentiable, differentiable_both_ways
-from .estimator import ValueOnly
+from .admission import Admission, check_start, refuse_jumps_of_derivatives, start_values
+from .autodiff import differentiable, differentiable_both_ways, twice_differentiable
+from .estimator import SecondOrder
 from .execute import advance, at_home, loop_of, run
 from .loop import Loop, Progress
 from .plan import Plan
@@ -94,11 +95,20 @@ def _values(
 ) -> Float[Array, "F C"]:
     """Each chain's value, as a function that JAX differentiates with respect to θ."""
     both_ways = plan.estimator.both_ways()
-    value = eqx.Partial(_value, plan.by(ValueOnly()))
+    value = eqx.Partial(_value, plan.by(plan.estimator.for_value()))
+    second = plan.estimator.second_order()
+    make = differentiable
     if both_ways is None:
         derivatives = (eqx.Partial(_value_and_jacobian, plan),)
         cotangents = ((),)
+        # With tracers closed over, every program is traced ahead; the second derivative is not
+        # worth that.
+        if second is not None and not closes_over_tracers:
+            make = twice_differentiable
+            derivatives += (eqx.Partial(value_jacobian_and_hessian, plan.by(second)),)
     else:
+        make = differentiable_both_ways
+        theta = on_every_device(theta, plan.simulation.mesh)
         pushed, pulled = both_ways
         derivatives = (eqx.Partial(_compiled, pushed, plan), eqx.Partial(_compiled, pulled, plan))
         values = eqx.filter_eval_shape(value, theta, key, args)
@@ -109,7 +119,6 @@ def _values(
             eqx.filter_closure_convert(derivative, theta, key, args, *more)
             for derivative, more in zip(derivatives, cotangents, strict=True)
         )
-    make = differentiable if both_ways is None else differentiable_both_ways
     return make(value, *derivatives, theta, key, args)
 
 
@@ -130,6 +139,31 @@ def _value_and_jacobian(plan: Plan, theta, key, args):
 
 
 @eqx.filter_jit
+def value_jacobian_and_hessian(plan: Plan, theta, key, args):
+    """Each chain's value, derivative and second derivative: shapes `(F, C)`, `(P, F, C)` and
+    `(Q, P, F, C)`.
+    """
+    estimator = plan.estimator
+    assert isinstance(estimator, SecondOrder)
+    refuse_jumps_of_derivatives(plan.simulation, theta, plan.state, args)
+    observed = run(plan, theta, key, args).observed
+    value, means = observed.value, observed.estimator
+    return value, estimator.derivative(means, value), estimator.second_derivative(means, value)
+
+
+@eqx.filter_jit
+def hessian_product(plan: Plan, theta, key, args, direction):
+    """Each chain's value and derivative of its gradient along a flat direction: shapes `(F, C)` and
+    `(P, F, C)`.
+    """
+    estimator = plan.estimator
+    assert isinstance(estimator, SecondOrder)
+    along = plan.by(estimator.along(direction))
+    value, _, second = value_jacobian_and_hessian(along, theta, key, args)
+    return value, second[0]
+
+
+@eqx.filter_jit
 def _advance(loop: Loop, progress: Progress, first, last):
     progress, outcome = advance(loop, progress, first, last)
     return progress, _with_derivative(loop.plan, outcome)
@@ -139,6 +173,9 @@ def _with_derivative(plan: Plan, outcome: Outcome):
     """The outcome with what its stretches and halves say, and the derivative of the whole."""
     derivative, watch = plan.estimator.derivative, outcome.watch
     assert isinstance(watch, Watch)
+    if watch.sums is None:
+        # Chains that stop by themselves are not cut into stretches.
+        return outcome, derivative(outcome.observed.estimator, outcome.observed.value)
 
     def stretches(sums: Observed, lengths: tuple[int, ...]) -> Stretches:
         def divide(leaf):
@@ -173,7 +210,7 @@ def followed(plan: Plan, theta, key, args, course: Course):
     continued on any number of devices; only where arrays are placed depends on the mesh.
     """
     loop = loop_of(plan, theta, key, args, diagnose=True)
-    alone = plan.alone()
+    alone = loop.plan.alone()
     unbegun = _unbegun(dataclasses.replace(loop, plan=alone))
     begin = at_home(loop, unbegun)
     blocks = (jnp.int32(0), jnp.int32(1))
@@ -190,7 +227,8 @@ def followed(plan: Plan, theta, key, args, course: Course):
         return fingerprint(program, parts)
 
     def round_of(number: int) -> Round:
-        own = dataclasses.replace(loop, key=round_key(key, number))
+        # A round is the run with its own key, pilot chains included.
+        own = loop_of(plan, theta, round_key(key, number), args, diagnose=True)
 
         def advance(first, last, progress):
             return _advance(own, progress, jnp.int32(first), jnp.int32(last))

@@ -85,7 +85,7 @@ class Decision(eqx.Module):
 
 
 def _checked(value: Any, uniform: Array, draw: str, num_leading: int = 0) -> Value:
-    """What decides a draw, if it is a `Value` with an entry (after its leading axes) for each
+    """The number behind a draw, if it is a `Value` with an entry (after its leading axes) for each
     uniform.
     """
     if not isinstance(value, Value):

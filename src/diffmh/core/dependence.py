@@ -20,8 +20,9 @@ from ..fast.rounding import Barriers
 from ..jaxprs import compat
 from ..jaxprs.once import with_lines
 from ..jaxprs.program import Atom, Program, Variable
-from .kernel import Kernel, State, Update, checked_noise, checked_step
+from .kernel import Kernel, State, Update
 from .parameters import Parameters
+from .update_checks import checked_noise, checked_step
 from .values import Value
 
 

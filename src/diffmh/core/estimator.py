@@ -21,7 +21,8 @@ class Observation(eqx.Module):
 
     `observable(parameters, x, past)` is f flattened to shape (F,), and `value` is f here, with its
     derivative at fixed decisions, or without a tangent where it has none. `past` holds the
-    earlier states that f looks at, if it does.
+    earlier states that f looks at, if it does. At the start of a chain `second` is another start
+    of the same law, for an estimator that `has_second_start`.
     """
 
     parameters: Parameters
@@ -30,6 +31,7 @@ class Observation(eqx.Module):
     past: Value | None
     observable: Callable[[Parameters, PyTree, Value | None], Value]
     value: Value
+    second: State | None = None
 
     @property
     def explicit(self) -> Float[Array, "P F"] | float:
@@ -49,6 +51,9 @@ class Problem(eqx.Module):
     f: Callable[[PyTree, PyTree], Float[Array, "F"]]
     f_depends_on_theta: bool
     lag: int
+    num_samples: int = 1
+    burn_in: int = 0
+    num_chains: int = 1
 
     @property
     def num_parameters(self) -> int:
@@ -65,6 +70,10 @@ class Estimator(eqx.Module):
     differentiates_steps: ClassVar[bool]
     # Whether f needs one, step by step.
     differentiates_f: ClassVar[bool] = True
+    # Whether states carry tangents where moves depend on θ.
+    carries_tangents: ClassVar[bool] = True
+    # Whether it needs a second start for each chain.
+    has_second_start: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, at: Observation) -> PyTree:
@@ -102,9 +111,41 @@ class Estimator(eqx.Module):
         """The estimator in the form that suits a problem; refuses one that it cannot do."""
         return self
 
+    @property
+    def pilot_steps(self) -> int:
+        """Steps at least of pilot chains that `prepared` needs; 0 for none."""
+        return 0
+
+    def prepared(
+        self,
+        kernel: Kernel,
+        parameters: Parameters,
+        states: PyTree,
+        observable: Callable[[Parameters, PyTree, Value | None], Value],
+    ) -> Estimator:
+        """The estimator with what it takes from the states where the pilot chains ended, chains
+        last: they are independent of the chains that are averaged, and the same for all of them.
+        """
+        return self
+
     def recorder(self, averages: Any) -> Any:
         """The recorder of a run (`core.recorder`): the averages, or something around them."""
         return averages
+
+    def for_value(self) -> Estimator:
+        """The estimator of the value alone, for a call that is not differentiated."""
+        return ValueOnly()
+
+    def most_steps(self, num_steps: int) -> int:
+        """The most steps that a chain takes, of which the first `num_steps` were asked for: more
+        only where its recorder stops by itself (`Recorder.stops`).
+        """
+        return num_steps
+
+    def refuse_kernel(self, kernel: Kernel, num_steps: int) -> None:
+        """Refuses a kernel, or a length, that it can have no answer for; called when an expectation
+        is made.
+        """
 
     def both_ways(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
         """Programs of its own for the derivative, `pushed(plan, theta, key, args, direction)` and
@@ -114,6 +155,29 @@ class Estimator(eqx.Module):
 
     def refuse(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
         """Refuses what it cannot do."""
+
+    def second_order(self) -> SecondOrder | None:
+        """The estimator that also observes what second derivatives need; `None` where they are
+        refused.
+        """
+        return None
+
+
+class SecondOrder(Estimator):
+    """An estimator of `d²m/dθ²` too, from the averages of one run."""
+
+    @abstractmethod
+    def second_derivative(
+        self, means: PyTree, value: Float[Array, "F C"]
+    ) -> Float[Array, "Q P F C"]:
+        """The second derivative that each of C chains contributes, from the averages of `observe`
+        and of f: along Q directions (all P parameters, or one direction) of the derivative with
+        respect to each parameter.
+        """
+
+    @abstractmethod
+    def along(self, direction: Float[Array, "P"]) -> SecondOrder:
+        """The same for one direction only: Q = 1."""
 
 
 class ValueOnly(Estimator):

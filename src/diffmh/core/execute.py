@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +13,45 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from ..fast.shard_map import varying
 from ..runs.devices import over_groups, over_shards, placed, summed_over_shards
 from .averages import Averages
+from .chain import Stepper
+from .estimator import Estimator, ValueOnly
 from .loop import Loop, Progress
 from .plan import Plan
 from .simulation import Outcome
+
+# Pilot chains, and the number that sets their key apart from those of rounds and blocks.
+_PILOT_CHAINS, _PILOT = 32, 0x5713
 
 
 def loop_of(
     plan: Plan, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...], diagnose: bool = False
 ) -> Loop:
     """The loop of a plan that averages; with `diagnose` also what a report needs."""
+    if plan.estimator.pilot_steps:
+        plan = plan.by(_piloted(plan, theta, key, args))
     simulation = plan.simulation
     averages = Averages(simulation.num_samples, simulation.burn_in, diagnose)
     return Loop(plan, theta, key, args, plan.estimator.recorder(averages))
+
+
+@eqx.filter_jit
+def _piloted(plan: Plan, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> Estimator:
+    """The plan's estimator, prepared by the last states of pilot chains with a key of their own."""
+    steps = max(plan.estimator.pilot_steps, plan.simulation.burn_in)
+    simulation = dataclasses.replace(
+        plan.simulation,
+        estimator=ValueOnly(),
+        num_samples=1,
+        burn_in=steps - 1,
+        num_chains=_PILOT_CHAINS,
+        mesh=None,
+    )
+    pilot = dataclasses.replace(plan, simulation=simulation, num_chains=_PILOT_CHAINS, keys=None)
+    own_key = jax.random.fold_in(key, _PILOT)
+    loop = Loop(pilot, theta, own_key, args, Averages(1, steps - 1))
+    states = loop.blocks(0, pilot.num_blocks, loop.start()).chains.state.x
+    parameters = Stepper(plan, theta, args).parameters(own_key)
+    return plan.estimator.prepared(plan.simulation.kernel, parameters, states, plan.observable)
 
 
 def run(plan: Plan, theta: PyTree, key: Key[Array, ""], args: tuple[Any, ...]) -> Outcome:

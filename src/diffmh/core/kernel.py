@@ -13,13 +13,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from ..base import trees, validate
-from ..base.validate import Checked
-from .decisions import Acceptance, Bernoulli, Decision
+from .decisions import Decision
 from .parameters import Parameters
 from .values import Value
 
@@ -92,6 +90,13 @@ class Kernel(eqx.Module):
         one step's worth of `distribute`.
         """
 
+    @property
+    def draws_within_steps(self) -> bool:
+        """True if a step is long and draws its randomness on the way: its noise is keys, and that
+        of one step at a time is asked for.
+        """
+        return False
+
     @abstractmethod
     def without_cache(self) -> Kernel:
         """The same kernel, whose states have no cache."""
@@ -154,6 +159,30 @@ class Update(Kernel):
         once they have met.
         """
 
+    def coupled_transition(
+        self,
+        parameters: Parameters,
+        step: Step,
+        alternative: State,
+        noise: PyTree,
+        coupling_noise: PyTree,
+    ) -> Step:
+        """`coupled_step` as a whole `Step`, with its decisions and their derivatives: `.after` is
+        what `coupled_step` returns, and `flipped` applies to it with the same `noise`.
+
+        Only a second chain that has alternatives of its own needs it (`Stationary`). Whoever
+        overrides `coupled_step` must override this too, or it counts as unknown
+        (`knows_coupled_transition`).
+        """
+        raise NotImplementedError(f"`{type(self).__name__}` has no `coupled_transition`.")
+
+    @property
+    def keeps_apart(self) -> bool:
+        """True if coupled chains that are at different places certainly stay so in this update,
+        but for rounding.
+        """
+        return False
+
     @abstractmethod
     def flipped(self, step: Step, noise: PyTree, decision: int, candidate: Int[Array, ""]) -> State:
         """The state that the step would have led to with one draw flipped: in its decision
@@ -185,6 +214,21 @@ class Update(Kernel):
         `None` to have them computed one by one.
         """
         return None
+
+    def leads_nowhere(
+        self, step: Step, noise: PyTree
+    ) -> Bool[Array, "*candidates"] | Bool[Array, ""] | None:
+        """True for each candidate of the step whose flip leads to the very state that the step led
+        to, with the shape of its decision's weights (all of them flat, one decision after the
+        other, if there are several). Such a flip contributes nothing, and is not to take a slot
+        from one that does. `None` if it is not known, which costs variance and nothing else.
+
+        By itself a step of a single candidate is looked at; a block's update may say more.
+        """
+        if sum(decision.num_candidates for decision in step.decisions) != 1:
+            return None
+        other = self.flipped(step, noise, 0, jnp.zeros((), int))
+        return trees.equal(other.x, step.after.x)
 
     @property
     def flip_odds(self) -> Odds | tuple[Odds, ...] | None:
@@ -254,97 +298,6 @@ class Update(Kernel):
         return advance(self, carry, noise)
 
 
-class BlockUpdate(Update):
-    """An update that is known by its decisions: `decide` makes them and `result` is where they
-    lead. Alternatives decide with the same noise.
-
-    Subclass it for a block of sites, a Gibbs draw, or any step whose best coupling is common
-    random numbers.
-    """
-
-    @abstractmethod
-    def decide(self, parameters: Parameters, state: State, noise: PyTree) -> Decision:
-        """The decisions of a step from `state`, such as `Acceptance.draw(uniform, log_ratio)`."""
-
-    @abstractmethod
-    def result(self, x: PyTree, noise: PyTree, outcome: Array) -> PyTree:
-        """The state that an outcome of the decisions leads to from `x`."""
-
-    def step(self, parameters, state, noise):
-        decision = self._decided(parameters, state, noise)
-        move = lambda x: self.result(x, noise, decision.outcome)
-        after = parameters.follow(move, state.value)
-        return Step(state, State(after.primal, None, after.tangent), (decision,))
-
-    def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
-        decision = self._decided(parameters, alternative, noise)
-        return State(self.result(alternative.x, noise, decision.outcome))
-
-    def _decided(self, parameters: Parameters, state: State, noise: PyTree) -> Decision:
-        decision = self.decide(parameters, state, noise)
-        if not isinstance(decision, Decision):
-            raise TypeError(
-                f"`{type(self).__name__}.decide` must return one decision, such as"
-                " `Acceptance.draw(uniforms, log_ratios)`, which may be a block of draws; got"
-                f" {_described(decision)}. For several decisions of different kinds derive from"
-                " `Update`."
-            )
-        return decision
-
-    def flipped(self, step, noise, decision, candidate):
-        outcome = step.decisions[decision].flipped_outcome(candidate)
-        return State(self.result(step.before.x, noise, outcome))
-
-    def block(self, x: PyTree) -> Any:
-        """The entries of `x` that its decisions set, one each and in their order, as floats; `None`
-        if they are not so. Only control variates ask.
-        """
-        return None
-
-    def with_block(self, x: PyTree, block: Float[Array, "*D"]) -> PyTree:
-        """`x` with other entries there, which may be averages over several states."""
-        raise NotImplementedError("a kernel whose `block` is known must know `with_block`")
-
-    def expected_block(self, parameters: Parameters, x: PyTree, noise: PyTree) -> Array:
-        """Its mean after a step from x, over the decisions or more of the randomness."""
-        decision = self.decide(parameters.value_only(), State(x), noise)
-        assert isinstance(decision, Acceptance | Bernoulli), "its entries have two values"
-        p = decision.probability
-        off, on = (self.block(self.result(x, noise, outcome)) for outcome in (p < 0, p >= 0))
-        return off + p * (on - off)
-
-    def martingale_increment(
-        self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
-    ):
-        """g, linear in the block about the state before: exact if g is linear in it."""
-        if self.block(step.before.x) is None:
-            return None
-
-        def one(before, after):
-            change = self.block(after) - self.expected_block(parameters, before, noise)
-            slopes = self._slopes(before, function)
-            return jnp.sum((slopes * change[None]).reshape(slopes.shape[0], -1), axis=1)
-
-        return one(alternative.x, alternative_after.x) - one(step.before.x, step.after.x)
-
-    def flip_changes(self, step, noise, function):
-        """By the same derivatives of g."""
-        here = self.block(step.after.x)
-        if here is None:
-            return None
-        other = self.block(self.result(step.before.x, noise, ~step.decisions[0].outcome))
-        slopes = self._slopes(step.before.x, function)
-        return (slopes * (other - here)[None]).reshape(slopes.shape[0], -1)
-
-    def _slopes(self, x: PyTree, function: Callable[[PyTree], Array]) -> Float[Array, "F *D"]:
-        """The derivatives of g along the block."""
-        along = lambda block: function(self.with_block(x, block))
-        value, pullback = jax.vjp(along, self.block(x))
-        if value.size == 1:
-            return pullback(jnp.ones_like(value))[0][None]
-        return jax.vmap(lambda row: pullback(row)[0])(jnp.eye(value.size, dtype=value.dtype))
-
-
 class OfDensity(eqx.Module):
     """An update whose log density is a field, by which it is known too."""
 
@@ -358,74 +311,24 @@ class OfDensity(eqx.Module):
         return self.density
 
 
-class DensityOdds(eqx.Module):
-    """`log g_θ(y) − log g_θ(x)`, the log odds of a flip for whatever leaves g invariant decision by
-    decision.
-
-    >>> import diffmh
-    >>> odds = diffmh.extend.DensityOdds(lambda theta, x: theta * x)
-    >>> odds(2.0, 1.0, 4.0)
-    6.0
-    """
-
-    density: Checked[Callable[..., float | Float[Array, ""]]]
-
-    def __check_init__(self):
-        signature = "density(theta, x, *args) -> scalar"
-        validate.function(self.density, "DensityOdds(density)", "density", signature)
-
-    def __call__(self, theta: PyTree, x: PyTree, y: PyTree, *args: Any) -> float | Float[Array, ""]:
-        return self.density(theta, y, *args) - self.density(theta, x, *args)
-
-
-def checked_step(update: Update, made: Any, before: State) -> Step:
-    """`made`, which an update's `step` returned, if it is a step from `before`."""
-    name = update.name_in_messages
-    if not isinstance(made, Step):
-        raise TypeError(f"`{name}.step` must return a `Step`, got {_described(made)}.")
-    if not isinstance(made.decisions, tuple) or not all(
-        isinstance(decision, Decision) for decision in made.decisions
-    ):
-        raise TypeError(
-            f"`{name}.step` must return a `Step` whose `decisions` are a tuple of decisions, such"
-            f" as `(Acceptance.draw(uniform, log_ratio),)`, got {_described(made.decisions)}."
-        )
-    checked_state(made.after, before, f"{name}.step")
-    return made
-
-
-def checked_state(state: Any, like: State, function: str) -> State:
-    """`state`, which a method of an update returned, if it is one of the chain's form."""
-    if not isinstance(state, State):
-        raise TypeError(f"`{function}` must return a `State`, got {_described(state)}.")
-    validate.same_form(state.x, like.x, f"the state that `{function}` leads to")
-    return state
-
-
-def checked_noise(noise: PyTree, num_steps: int, function: str) -> PyTree:
-    """Randomness with the steps as the leading axis of each array."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(noise):
-        if jnp.shape(leaf)[:1] != (num_steps,):
-            raise TypeError(
-                f"`{function}(key, x, num_steps)` must return arrays whose leading axis is"
-                f" `num_steps`, here {num_steps}, got shape {jnp.shape(leaf)}"
-                f"{' at ' + jax.tree_util.keystr(path) if path else ''}: draw the noise of all"
-                " steps at once, such as `jax.random.uniform(key, (num_steps,))`."
-            )
-    return noise
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple ({', '.join(_described(part) for part in value)})"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"an array of {value.dtype}{list(value.shape)}"
-    return f"a `{type(value).__name__}`"
-
-
 def moves_with_theta(kernel: Kernel) -> bool:
     """True if states carry tangents."""
     return any(update.moves_with_theta for update in kernel.updates())
+
+
+def knows_coupled_transition(update: Update) -> bool:
+    """True if the update's `coupled_transition` belongs to its `coupled_step`: it is defined by the
+    same class, or by one derived from it.
+    """
+    mro = type(update).__mro__
+
+    def defined_at(name: str) -> int:
+        return next(place for place, each in enumerate(mro) if name in vars(each))
+
+    # A class that overrides `coupled_step` alone stands before the one that defined
+    # `coupled_transition`, which then belongs to another coupling.
+    place = defined_at("coupled_transition")
+    return mro[place] is not Update and place <= defined_at("coupled_step")
 
 
 def met(state: State, other: State) -> Any:

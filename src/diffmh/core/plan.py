@@ -12,10 +12,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Int, Key, PyTree
 
 from ..base import trees, validate
 from ..fast import plain_jax
+from .adapted import Continued
 from .estimator import Estimator
 from .parameters import Parameters
 from .simulation import Simulation, flatten
@@ -24,10 +25,25 @@ from .values import Value
 # A block holds at most this many random words per chain, and at most this many steps.
 _BLOCK_WORDS, BLOCK_STEPS = 4096, 128
 
-# Chains run in groups of about this many bytes of state, which stay in the processor's cache, with
-# a least and a largest number of chains. Where the least have more bytes, all run together.
+# A block after the steps that were asked for has at most this many.
+_FURTHER_STEPS = 32
+
+# Small states: chains run in groups of about this many bytes of state, which stay in the
+# processor's cache, with a least and a largest number of chains.
 _GROUP_BYTES, _MOST_GROUP_BYTES = 4096, 16384
 _LEAST_GROUP, _LARGEST_GROUP = 64, 512
+
+# Medium states, from so many bytes on, of some tens of chains run in groups of 8: XLA vectorises an
+# innermost loop over 8 chains or over 64 and more, but not one over 16 or 32.
+_MEDIUM_BYTES, _FEW_CHAINS = 2048, 8
+
+# Large states, from so many bytes on, run chain by chain: their own axes are long enough.
+_LARGE_BYTES = 16384
+
+
+# The number with which the key of a chain's start is folded for its second start: no counter of
+# the user's own draws in `init` reaches it.
+_SECOND = 0x7365636F
 
 
 class Plan(eqx.Module):
@@ -69,17 +85,44 @@ class Plan(eqx.Module):
         return jax.tree.unflatten(self.structure, self.leaves)
 
     @property
-    def num_blocks(self) -> int:
+    def most_steps(self) -> int:
+        """The most steps that a chain takes: as many as were asked for, unless the recorder stops
+        by itself.
+        """
+        return self.estimator.most_steps(self.simulation.num_steps)
+
+    @property
+    def asked_blocks(self) -> int:
+        """The blocks that have the steps that were asked for."""
         return -(-self.simulation.num_steps // self.block_steps)
 
     @property
-    def num_groups(self) -> int:
-        """The number of groups that chains run in, one after the other. Small states of many chains
-        are grouped on a processor with caches; larger ones keep several cores busy as they are.
+    def further_steps(self) -> int:
+        """The length of the blocks after these: short, since a run that stops by itself seldom has
+        many of them.
         """
+        return min(self.block_steps, _FURTHER_STEPS)
+
+    @property
+    def num_blocks(self) -> int:
+        further = max(0, self.most_steps - self.asked_blocks * self.block_steps)
+        return self.asked_blocks + -(-further // self.further_steps)
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups that chains run in, one after the other, on a processor with caches
+        and vector units: by the bytes of one chain's state and the number of chains alone, so that
+        the path does not depend on the estimator.
+        """
+        if jax.default_backend() != "cpu" or plain_jax.value:
+            return 1
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in self.leaves)
-        on_processor = jax.default_backend() == "cpu" and not plain_jax.value
-        if not on_processor or _LEAST_GROUP * size > _MOST_GROUP_BYTES:
+        if size >= _LARGE_BYTES:
+            return self.num_chains
+        if size >= _MEDIUM_BYTES and _FEW_CHAINS < self.num_chains < _LEAST_GROUP:
+            groups, rest = divmod(self.num_chains, _FEW_CHAINS)
+            return 1 if rest else groups
+        if _LEAST_GROUP * size > _MOST_GROUP_BYTES:
             return 1
         most = min(max(_LEAST_GROUP, _GROUP_BYTES // max(1, size)), _LARGEST_GROUP)
         # Groups of equal size: one compiled program runs them all.
@@ -111,10 +154,17 @@ class Plan(eqx.Module):
         keys = jax.random.split(jax.random.clone(key), self.num_chains)
         return jax.vmap(jax.random.split)(keys)
 
-    def starts(self, key: Key[Array, ""]) -> PyTree:
-        """The start state of each chain, chains last."""
-        keys = self.chain_keys(key)[:, 0]
-        if callable(self.simulation.init):
+    def starts(self, key: Key[Array, ""], second: bool = False) -> PyTree:
+        """The start state of each chain, chains last; or a second one of the same law, from a key
+        of its own.
+        """
+        keys, init = self.chain_keys(key)[:, 0], self.simulation.init
+        if second:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, _SECOND))(keys)
+        if isinstance(init, Continued):
+            start = jax.vmap(init.of_chain, out_axes=-1)
+            return start(self._numbers(key), keys)
+        if callable(init):
             start = jax.vmap(lambda key: start_of_one(self.simulation, key), out_axes=-1)
             return start(keys)
 
@@ -122,6 +172,14 @@ class Plan(eqx.Module):
             return jnp.broadcast_to(leaf[..., None], (*leaf.shape, self.num_chains))
 
         return jax.tree.map(everywhere, trees.strong(self.simulation.init))
+
+    def _numbers(self, key: Key[Array, ""]) -> Int[Array, "C"]:
+        """The number of each chain among all of them: a share knows its chains by their keys."""
+        if self.keys is None:
+            return jnp.arange(self.num_chains)
+        whole = dataclasses.replace(self, keys=None, num_chains=self.simulation.num_chains)
+        own, every = (jax.random.key_data(plan.chain_keys(key)[:, 0]) for plan in (self, whole))
+        return jnp.argmax(jnp.all(own[:, None] == every, axis=-1), axis=1)
 
     def observable(self, parameters: Parameters, x: PyTree | Value, past: Value | None) -> Value:
         """`f(θ, x)`, or `f(θ, x_earlier, x)`, flattened to shape (F,); with its derivative at fixed
@@ -146,6 +204,8 @@ def _block_steps(simulation: Simulation, theta, x: PyTree, key: Key[Array, ""], 
     """The number of steps whose randomness is drawn at once. It depends on one chain's primal
     alone, so that the path does not depend on the estimator.
     """
+    if simulation.kernel.draws_within_steps:
+        return 1
 
     def noise(key):
         def of_one_step(update, key):

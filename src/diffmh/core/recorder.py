@@ -7,13 +7,14 @@ The loop knows nothing of what is kept: averages and their diagnostics (`core.av
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from .alternatives import Events
 from .chain import Chain, Stepper
+from .estimator import Estimator
 from .kernel import Step
 from .parameters import Parameters
 
@@ -29,6 +30,22 @@ class Recorder(eqx.Module):
     `after_update` (for each update of the kernel), `after_step` and `add`, then `close_block`; and
     `result` at the end.
     """
+
+    # Whether it ends a run by itself, by `finished`; if not, the loop has as many steps as were
+    # asked for.
+    stops: ClassVar[bool] = False
+
+    def stages(self, estimator: Estimator) -> tuple[Estimator, ...]:
+        """The estimator in the forms that it goes through, if the recorder `stops`: each has the
+        same memory, and takes over once all chains have finished the stage before.
+        """
+        return (estimator,)
+
+    def finished(self, chains: Chain, stage: Estimator | None = None) -> Bool[Array, ""]:
+        """True if these chains have all finished a stage or, without one, the run: then nothing
+        that they may still do changes the result.
+        """
+        raise NotImplementedError("a recorder that `stops` knows when it is `finished`")
 
     @abstractmethod
     def start(self, loop: Loop, parameters: Parameters, chains: Chain) -> PyTree:

@@ -1,4 +1,4 @@
-"""What to run, and what comes of it."""
+"""A simulation, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from .estimator import Estimator
 from .kernel import Kernel
@@ -61,6 +61,19 @@ class Observed(eqx.Module):
     watched: PyTree
 
 
+class Meetings(eqx.Module):
+    """When the chains of each pair met (−1: they have not), how many steps the pair was run for,
+    whether they have met, and whether nothing of the pair is still under way.
+    """
+
+    time: Int[Array, "C"]
+    steps: Int[Array, "C"]
+    met: Bool[Array, "C"]
+    finished: Bool[Array, "C"]
+    lag: int = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+
+
 class Outcome(eqx.Module):
     """The averages over each chain's samples, and what was watched on the way: counts,
     the largest `|log g|` where the chain ended, and for a report what its stretches and halves
@@ -76,6 +89,8 @@ class Outcome(eqx.Module):
     # How it was estimated (`reports.method`), for the report.
     method: Any = None
     gathered: PyTree = None
+    # Of pairs of chains that are run until they meet.
+    meetings: Meetings | None = None
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:

@@ -24,9 +24,6 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 from ..base import trees
 from ..base.inversion import find
 
-# So many slots are computed one by one.
-_WRITTEN_OUT = 4
-
 
 class Value(eqx.Module):
     """A value, its derivative by the P flattened parameters, and its values in the alternatives.
@@ -48,10 +45,6 @@ class Value(eqx.Module):
     def __add__(self, other: Value) -> Value:
         tangent = None if self.tangent is None else self.tangent + other.tangent
         return Value(self.primal + other.primal, tangent)
-
-    def shifted(self, amount: Array) -> Value:
-        """The value plus an amount that does not depend on the parameters."""
-        return Value(self.primal + amount, self.tangent)
 
     def tangents(self, num_parameters: int, dtype: Any) -> Any:
         """Its tangent, zero if it has none; of its own dtype, or of `dtype` if it is whole."""
@@ -109,14 +102,15 @@ def weighted(
 
 
 def each_slot(function: Callable[..., PyTree], slots: PyTree) -> PyTree:
-    """`function` of each slot. A few are written out: mapped, an index into a state becomes a
-    gather over slots and chains, which costs far more than as many slots.
-    """
-    count = jax.tree.leaves(slots)[0].shape[0]
-    if count > _WRITTEN_OUT:
+    """`function` of each slot, slots leading. A single one is computed without their axis."""
+    # Mapped and not written out one by one: written out, the results of the slots are joined by a
+    # concatenation, which XLA for the CPU fuses with all that leads to it, and a loop that decides
+    # for each number which slot it belongs to does not vectorise. `fast.chains` looks entries of
+    # short tables up by comparisons, so an index per slot needs no gather.
+    if jax.tree.leaves(slots)[0].shape[0] > 1:
         return jax.vmap(function)(slots)
-    each = [function(jax.tree.map(lambda leaf: leaf[slot], slots)) for slot in range(count)]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    alone = function(jax.tree.map(lambda leaf: leaf[0], slots))
+    return jax.tree.map(lambda leaf: leaf[None], alone)
 
 
 def lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, ""]]:
@@ -129,7 +123,7 @@ def lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, 
 def wins(
     old: Float[Array, "*D"], new: Float[Array, "*D"], uniform: Float[Array, ""]
 ) -> Bool[Array, "*D"]:
-    """Whether the new one of two is kept, in proportion to their scores."""
+    """True if the new one of two is kept, in proportion to their scores."""
     # An empty slot takes the new one even where `uniform * (old + new)` rounds up to it. NaN takes
     # it too: it must be seen.
     return (uniform * (old + new) < new) | ((old == 0) & (new != 0))

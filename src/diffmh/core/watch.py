@@ -1,4 +1,4 @@
-"""What `.run` watches in the time loop, for its report."""
+"""Diagnostics that `.run` collects in the time loop, for its report."""
 
 from __future__ import annotations
 

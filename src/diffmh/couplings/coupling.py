@@ -1,5 +1,5 @@
-"""The faster form of a coupling, in which the noise is drawn ahead of the time loop, and how any
-coupling is applied.
+"""The faster form of a coupling, whose noise is drawn ahead of the time loop, and the function that
+applies any coupling.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from .. import proposals
 from ..base import trees, validate
 from ..proposals import Coupling, Proposal
 
-# `propose` may be handed the very key that drew `x_new`. What a coupling draws itself comes from
-# that key folded with this number, a counter that no proposal's own draws reach.
+# `propose` may get the same key that drew `x_new`. The coupling's own draws use that key folded
+# with this number, which no proposal's draws use.
 _OWN = 0x636F7570
 
 
 class NoiseCoupling(Coupling):
-    """A coupling whose randomness is drawn apart from the states, ahead of the time loop."""
+    """A coupling whose randomness does not depend on the states: drawn ahead of the time loop."""
 
     @abstractmethod
     def noise(self, key: Key[Array, ""], proposal: Proposal, x: PyTree, num_steps: int) -> PyTree:
-        """Its own randomness for `num_steps` steps along a leading axis."""
+        """The coupling's own randomness for `num_steps` steps along a leading axis."""
 
     @abstractmethod
     def couple(
@@ -35,13 +35,13 @@ class NoiseCoupling(Coupling):
         primal_noise: PyTree,
         noise: PyTree,
     ) -> PyTree:
-        """`y_new`, from the noise that made `x_new` and its own. Need not be faithful: `couple`
-        below sees to it.
+        """`y_new`, from the noise that made `x_new` and the coupling's own. It need not be
+        faithful: the function `couple` below ensures that.
         """
 
     def propose(self, key, proposal, x, x_new, y):
-        """Draws `y_new`. The same key may have drawn `x_new`; for `CommonRandomNumbers` it must
-        have.
+        """Draw `y_new`. The key may be the one that drew `x_new`; for `CommonRandomNumbers` it
+        must be.
         """
         primal_noise = proposals.draw_one(proposal, key, x)
         noise = draw_one(self, proposal, key, x)
@@ -51,8 +51,8 @@ class NoiseCoupling(Coupling):
 def coupling_noise(
     coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int
 ) -> PyTree:
-    """The coupling's own randomness for `num_steps` steps: its noise for a `NoiseCoupling`, else
-    a key for each.
+    """The coupling's own randomness for `num_steps` steps: the noise of a `NoiseCoupling`,
+    otherwise one key for each step.
     """
     own = jax.random.fold_in(key, _OWN)
     if isinstance(coupling, NoiseCoupling):
@@ -62,7 +62,7 @@ def coupling_noise(
 
 
 def draw_one(coupling: Coupling, proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
-    """One step's worth of `coupling_noise`."""
+    """`coupling_noise` for one step."""
     return trees.take(coupling_noise(coupling, proposal, key, x, 1), 0)
 
 
@@ -75,8 +75,8 @@ def couple(
     primal_noise: PyTree,
     noise: PyTree,
 ) -> PyTree:
-    """`y_new`, from the primal's noise and one step's worth of `coupling_noise`; faithful
-    whatever the coupling.
+    """`y_new`, from the primal's noise and `coupling_noise` for one step. Faithful for every
+    coupling.
     """
     part = proposal.part_proposal
     x, x_new, y_part = map(proposal.moved_part, (x, x_new, y))
@@ -85,5 +85,5 @@ def couple(
     else:
         y_new = coupling.propose(noise, part, x, x_new, y_part)
     validate.same_form(y_new, y_part, f"what `{type(coupling).__name__}` proposes")
-    # Faithful: chains whose parts have met propose the same, whatever rounding made of y'.
+    # Faithful: if the parts of two chains are equal, so are their proposals, despite rounding.
     return proposal.with_moved_part(y, trees.select(trees.equal(x, y_part), x_new, y_new))

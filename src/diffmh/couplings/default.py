@@ -1,4 +1,4 @@
-"""Which coupling suits which proposal."""
+"""The default coupling of each proposal, and the check that a coupling fits a proposal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .same_site import SameSite
 
 
 def best_coupling(proposal: Proposal) -> Coupling:
-    """The coupling that the proposal names as its best, else the one that suits its kind."""
+    """The coupling that the proposal names as its best, otherwise the default for its class."""
     proposal = proposal.part_proposal
     named = proposal.best_coupling()
     if named is not None:
         where = f"{type(proposal).__name__}.best_coupling()"
         return validate.instance(named, Coupling, where, "what it returns")
+    # From the most specific class to the most general.
     match proposal:
         case GaussianProposal():
             return MaximalReflection()
@@ -39,7 +40,7 @@ def best_coupling(proposal: Proposal) -> Coupling:
 
 
 def suitable(coupling: Coupling | None, proposal: Proposal) -> Coupling:
-    """The coupling, or the best for the proposal; refused if it makes no sense."""
+    """The coupling, or by default the best for the proposal; an error if the pair does not fit."""
     if coupling is None:
         return best_coupling(proposal)
     refuse_mismatch(coupling, proposal)
@@ -47,7 +48,7 @@ def suitable(coupling: Coupling | None, proposal: Proposal) -> Coupling:
 
 
 def refuse_mismatch(coupling: Coupling, proposal: Proposal) -> None:
-    """Refuses a pair that makes no sense."""
+    """Raise an error if the coupling does not fit the proposal."""
     reason = coupling.mismatch(proposal.part_proposal)
     if reason is not None:
         better = type(best_coupling(proposal)).__name__

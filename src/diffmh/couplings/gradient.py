@@ -15,7 +15,7 @@ from .coupling import NoiseCoupling
 
 
 class GradientCoupling(NoiseCoupling):
-    """A coupling that steers Gaussian steps by a gradient and draws a normal number for each."""
+    """A coupling of Gaussian steps along a gradient, with one normal draw per step."""
 
     gradient: Callable[[PyTree], PyTree]
 
@@ -27,25 +27,28 @@ class GradientCoupling(NoiseCoupling):
     def mismatch(self, proposal):
         if isinstance(proposal, GaussianProposal):
             return None
-        return f"steers Gaussian steps, and `{type(proposal).__name__}` does not take any"
+        return f"needs Gaussian steps, which `{type(proposal).__name__}` does not take"
+
+    def keeps_apart(self, kind):
+        return issubclass(kind, GaussianProposal)
 
     def noise(self, key, proposal, x, num_steps):
         return jax.random.normal(key, (num_steps,))
 
 
 class GradientCommonRandomNumbers(GradientCoupling):
-    """For Gaussian steps `x' = m(x) + L z`: the same noise, but each chain takes the component
-    along *its own* gradient from the same number (Papp and Sherlock, arXiv 2211.12585).
+    """For Gaussian steps `x' = m(x) + L z`: the same noise, except that the components of the two
+    steps along each chain's *own* gradient are equal (Papp and Sherlock, arXiv 2211.12585).
 
-    Whether a random walk is accepted is decided, in many dimensions, by its component along the
-    gradient of the log density: with that shared, the chains accept and reject together, and
+    In many dimensions, the component of a random-walk step along the gradient of the log density
+    decides if it is accepted. If the chains share it, they accept and reject together, and
     contract. With `n_x = Lᵀ∇(x) / ‖Lᵀ∇(x)‖`, `n_y` likewise, and a fresh normal ζ:
 
         w = z + (ζ − n_x·z) n_x,      z_y = w + (n_x·z − n_y·w) n_y,      y' = m(y) + L z_y.
 
-    `w` is standard normal and independent of `n_x·z`, so `z_y` is standard normal *whatever the
-    directions are*: `gradient` only steers, it need not be exact, nor follow theta. Take that of
-    the log density at the theta where you begin:
+    `w` is standard normal and independent of `n_x·z`, so `z_y` is standard normal *for any
+    directions*. So `gradient` need neither be exact nor depend on theta. Use that of the log
+    density at the initial theta:
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2)
@@ -54,8 +57,8 @@ class GradientCommonRandomNumbers(GradientCoupling):
     >>> walk = diffmh.GaussianWalk(2.38 / 50**0.5)
     >>> normal = diffmh.MetropolisHastings(log_density, walk, diffmh.TwoScale(far))
 
-    By itself it brings chains close but never together: use it within `TwoScale`. Within `On`,
-    `gradient` takes the part that moves. Refused for proposals that are not Gaussian.
+    Alone it brings chains close but never together: use it within `TwoScale`. Within `On`,
+    `gradient` takes the part that moves. Proposals that are not Gaussian raise an error.
     """
 
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
@@ -65,15 +68,16 @@ class GradientCommonRandomNumbers(GradientCoupling):
 
 
 class GradientReflection(GradientCoupling):
-    """As `GradientCommonRandomNumbers`, and the rest of the step is mirrored: chains accept and
-    reject together, and meanwhile approach each other.
+    """Like `GradientCommonRandomNumbers`, but the rest of the step is reflected: chains accept and
+    reject together and approach each other.
 
     With `w` as there, `δ = L⁻¹(m(y) − m(x))` and `e = δ/‖δ‖`: `z_y = v + (n_x·z − n_y·v) n_y` where
-    `v = w − 2(e·w)e`, which is standard normal as `w` is. For many dimensions of different scales,
-    within `TwoScale`, which brings chains together that are close. Compare `gradient_error` with
-    that of `MaximalReflection` before choosing it: on an ellipse of scales 1 to 10 it met twenty
-    times sooner in 50 dimensions, about as soon in 20, later in 5; on a sphere later, or alike
-    in 100 (`benchmarks/recoupling.py`). `distance=2` was better than 1 throughout:
+    `v = w − 2(e·w)e`, which is standard normal as `w` is. It is intended for many dimensions of
+    different scales, within `TwoScale`, which makes close chains meet. Compare `gradient_error`
+    with that of `MaximalReflection` before you choose it. On an ellipse of scales 1 to 10, chains
+    met twenty times sooner in 50 dimensions, about as soon in 20, later in 5. On a sphere they met
+    later, or equally soon in 100 dimensions (`benchmarks/recoupling.py`). `distance=2` was always
+    better than 1:
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2 / jnp.arange(1, 51) ** 2)
@@ -81,7 +85,7 @@ class GradientReflection(GradientCoupling):
     >>> coupling = diffmh.TwoScale(diffmh.GradientReflection(gradient), distance=2.0)
     >>> normal = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.0), coupling)
 
-    Refused for proposals that are not Gaussian.
+    Proposals that are not Gaussian raise an error.
     """
 
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
@@ -89,6 +93,8 @@ class GradientReflection(GradientCoupling):
         shared, rest = _split(self.gradient, proposal, x, x_new, noise)
         apart = proposal.whiten(trees.subtract(proposal.mean(y), proposal.mean(x)))
         distance = trees.dot(apart, apart)
+        # v = w − 2 (δ·w) δ / ‖δ‖²: a reflection, under which a standard normal stays one. Chains at
+        # one place have δ = 0, and nothing is reflected.
         along = trees.dot(apart, rest) / jnp.where(distance > 0, distance, 1.0)
         mirrored = _moved(rest, -2 * along, apart)
         return _joined(self.gradient, proposal, y, shared, mirrored)
@@ -97,7 +103,7 @@ class GradientReflection(GradientCoupling):
 def _split(
     gradient, proposal: GaussianProposal, x: PyTree, x_new: PyTree, fresh: Array
 ) -> tuple[Array, PyTree]:
-    """`n_x·z`, and `w`: z with the fresh number in its place. Independent and standard normal."""
+    """`n_x·z`, and `w`: z with that component replaced by a fresh one. Independent and normal."""
     z = proposal.whiten(trees.subtract(x_new, proposal.mean(x)))
     along = _direction(gradient, proposal, x)
     shared = trees.dot(along, z)
@@ -105,18 +111,18 @@ def _split(
 
 
 def _joined(gradient, proposal: GaussianProposal, y: PyTree, shared: Array, rest: PyTree) -> PyTree:
-    """`y'`, whose component along y's own gradient is the shared one."""
+    """`y'` with the shared component along y's own gradient."""
     along = _direction(gradient, proposal, y)
     z = _moved(rest, shared - trees.dot(along, rest), along)
     return trees.add(proposal.mean(y), proposal.colour(z))
 
 
 def _direction(gradient, proposal: GaussianProposal, x: PyTree) -> PyTree:
-    """`Lᵀ∇ / ‖Lᵀ∇‖`; where the gradient is 0 or not finite, any other direction will do."""
+    """`Lᵀ∇ / ‖Lᵀ∇‖`, or any other unit vector if the gradient is 0 or not finite."""
     slope = gradient(x)
     validate.same_form(slope, x, "what `gradient` returns")
     pulled = proposal.pull(slope)
-    # Scaled first, so that the square of a large or a small gradient stays in range.
+    # Scaled first, so that the square of a large or a small gradient does not overflow or vanish.
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(pulled)]))
     steers = jnp.isfinite(largest) & (largest > 0)
 

@@ -1,4 +1,4 @@
-"""A coupling of any proposal with a density that is nearly maximal at a fixed cost."""
+"""A nearly maximal coupling, at a fixed cost, of any proposal with a density."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from .coupling import NoiseCoupling
 
 
 class NearlyMaximal(NoiseCoupling):
-    """Keeps `x'` nearly as often as `Maximal`, at the cost of `num_candidates` further proposals at
-    every step, never more.
+    """Keeps `x'` nearly as often as `Maximal`, at the fixed cost of `num_candidates` more proposals
+    in every step.
 
-    `Maximal` draws what it does not keep by rejection, and chains that run side by side all wait
-    for the unluckiest. Here `M` candidates `c_1, ..., c_M ~ q(· | y)` are drawn. Let `z_0 = x'`,
-    `z_i = c_i` and `v = q(· | x) / q(· | y)`. Given the *set* of the z, that `z_j` is the one from
-    `q(· | x)` has probability `p_j = v(z_j) / Σ v`, and that `z_j` is `c_1`, which is distributed
-    as `y'` should be, has probability `(1 − p_j) / M`. So `y' = z_k` where `k` has these
-    probabilities and is coupled maximally with the index of `x'`, which is distributed as `p`: keep
-    `x'` with probability
+    `Maximal` draws from the residual by rejection, and chains that run in parallel all wait for the
+    slowest. Here `M` candidates `c_1, ..., c_M ~ q(· | y)` are drawn. Let `z_0 = x'`, `z_i = c_i`
+    and `v = q(· | x) / q(· | y)`. Given the *set* of the z, the one from `q(· | x)` is `z_j` with
+    probability `p_j = v(z_j) / Σ v`. `c_1`, which is distributed as `y'` should be, is `z_j` with
+    probability `(1 − p_j) / M`. So let `y' = z_k` where `k` has these probabilities and is coupled
+    maximally with the index of `x'`, which has the distribution `p`: keep `x'` with probability
 
         min(1, (1 − p_0) / (M p_0)) = min(1, (q(x'|y) / q(x'|x)) · (1/M) Σ_i v(c_i)),
 
-    else draw k in proportion to `max(0, (1 − p_k) / M − p_k)`. The marginal is exact for every M;
-    `M → ∞` is the maximal coupling, as `E v(c) = 1`. For chains that are close it fails to keep
-    `x'` about `√(1 + 1/M)` times as often as it must. The default of proposals that are neither
-    Gaussian nor finite and have no noise apart.
+    otherwise draw k with probability proportional to `max(0, (1 − p_k) / M − p_k)`. The marginal is
+    exact for every M. The limit `M → ∞` is the maximal coupling, since `E v(c) = 1`. Close chains
+    fail to keep `x'` about `√(1 + 1/M)` times as often as under `Maximal`. This is the default for
+    proposals that are neither Gaussian nor finite nor a `NoiseProposal`.
 
     >>> import diffmh
     >>> diffmh.NearlyMaximal(num_candidates=8)
@@ -67,22 +66,22 @@ def _log_ratio(proposal: Proposal, x: PyTree, y: PyTree, z: PyTree) -> Float[Arr
 
 
 def _choose(log_v: Float[Array, "n"], uniforms: Float[Array, "m"]) -> Array:
-    """The index k of `y'` among `x', c_1, ..., c_M`. Where `log_prob` is NaN it is a candidate:
-    the comparison is false, and an index drawn from NaNs is the first.
+    """The index k of `y'` among `x', c_1, ..., c_M`. If `log_prob` is NaN it is a candidate: the
+    comparison is False, and an index drawn from NaNs is the first.
     """
     num_candidates = log_v.shape[0] - 1
-    # q(x'|y) may be 0, and v(x') infinite: x' is never kept then, nor does it weigh.
+    # If q(x'|y) is 0, v(x') is infinite: then x' is never kept and has weight 0.
     log_v = jnp.clip(log_v, -1e30, 1e30)
     # (1 − p_0)/(M p_0) = Σ_i v(c_i) / (M v(x')).
     keep = uniforms[0] * num_candidates < jnp.sum(jnp.exp(log_v[1:] - log_v[0]))
     v = jnp.exp(log_v - jnp.max(log_v))
-    # max(0, (1 − p_k)/M − p_k), times M Σv. Of k = 0 there is none where x' was not kept.
+    # max(0, (1 − p_k)/M − p_k), times M Σv. It is 0 for k = 0 if x' was not kept.
     residual = jnp.maximum(0.0, jnp.sum(v) - (num_candidates + 1) * v[1:])
     return jnp.where(keep, 0, 1 + index_from_uniform(residual, uniforms[1]))
 
 
 def _pick(hot, among: PyTree) -> PyTree:
-    """The state where `hot` is true, bit for bit."""
+    """The state at which `hot` is True, bit for bit."""
     picked = trees.take(among, -1)
     for index in range(hot.shape[0] - 1):
         picked = trees.select(hot[index], trees.take(among, index), picked)

@@ -9,12 +9,12 @@ from .coupling import NoiseCoupling
 
 
 class SameSite(NoiseCoupling):
-    """For `OneLabel`: the same site, and there the same value as often as can be.
+    """For `OneLabel`: the same site, and the same value there with the largest probability.
 
-    Where the primal's label moves from `a` to `a'`, and the alternative's label there is `b`, it is
-    proposed `a'`, or `a` if `a' = b`. That maps the other values of `a` one to one onto those of
-    `b`, so the marginal is exact with no further draw; the proposals agree with probability
-    `(n − 2)/(n − 1)` where `a ≠ b`, which no coupling exceeds, and always where `a = b`.
+    If the primal's label is proposed to change from `a` to `a'` and the alternative's label there
+    is `b`, propose `a'` to it, or `a` if `a' = b`. This maps the other values of `a` one to one
+    onto those of `b`, so the marginal is exact without another draw. If `a ≠ b`, the proposals
+    agree with probability `(n − 2)/(n − 1)`, which is the maximum; if `a = b`, always.
     """
 
     def mismatch(self, proposal):

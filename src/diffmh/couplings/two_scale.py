@@ -1,4 +1,4 @@
-"""One coupling for chains that are far apart, another for chains that are close."""
+"""One coupling for chains that are far from each other, another for chains that are close."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .maximal_reflection import MaximalReflection
 
 
 class TwoScale(NoiseCoupling):
-    """For Gaussian steps: `far` until the chains are within `distance` steps of each other, `near`
-    from there (Papp and Sherlock, arXiv 2211.12585).
+    """For Gaussian steps: `far` until the chains are within `distance` steps of each other, then
+    `near` (Papp and Sherlock, arXiv 2211.12585).
 
-    The distance is `‖L⁻¹(m(y) − m(x))‖`, in units of the proposal's step. It is a function of where
-    the chains are, so the marginals are those of `far` and `near`. Reflection alone needs a number
-    of steps to meet that grows fast with the dimension, for chains that are apart are reflected at
-    random; `far=GradientReflection(gradient)` brings them close first.
+    The distance is `‖L⁻¹(m(y) − m(x))‖`, in units of the proposal's step. It depends only on the
+    current states, so the marginals are those of `far` and `near`. With reflection alone, the
+    number of steps until chains meet grows fast with the dimension;
+    `far=GradientReflection(gradient)` brings them close first.
 
     >>> import diffmh
     >>> diffmh.TwoScale(diffmh.CommonRandomNumbers(), distance=0.5)
@@ -44,8 +44,11 @@ class TwoScale(NoiseCoupling):
 
     def mismatch(self, proposal):
         if not isinstance(proposal, GaussianProposal):
-            return f"measures Gaussian steps, and `{type(proposal).__name__}` does not take any"
+            return f"needs Gaussian steps, which `{type(proposal).__name__}` does not take"
         return self.far.mismatch(proposal) or self.near.mismatch(proposal)
+
+    def keeps_apart(self, kind):
+        return self.far.keeps_apart(kind) and self.near.keeps_apart(kind)
 
     def noise(self, key, proposal, x, num_steps):
         key_far, key_near = jax.random.split(key)
@@ -55,8 +58,8 @@ class TwoScale(NoiseCoupling):
         )
 
     def couple(self, proposal, x, x_new, y, primal_noise, noise):
-        # Both are drawn with noise of their own and one is chosen by x and y alone, before anything
-        # random: the choice does not change either marginal.
+        # Both use their own noise, and the choice depends only on x and y, before anything random:
+        # it changes neither marginal.
         far, near = (
             coupling.couple(proposal, x, x_new, y, primal_noise, own)
             for coupling, own in zip((self.far, self.near), noise, strict=True)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..core.decisions import Decision
 from ..core.estimator import Observation
 from ..core.kernel import Kernel, Step, Update
+from ..core.odds import IndexedOdds, distinct_odds, odds_of
 from ..core.parameters import Parameters
 from ..core.values import Value
 
@@ -46,7 +47,7 @@ class BirthBlock(eqx.Module):
 
 
 class Reading(eqx.Module):
-    """What a block adds: to what is `gathered` over a run and to what is `observed` over the
+    """A block's increments: to what is `gathered` over a run and to what is `observed` over the
     samples and over each half of the watched window, stacked, both with chains last; and to what
     is `pulled` back from all chains, like θ.
     """
@@ -58,12 +59,14 @@ class Reading(eqx.Module):
 
 class Birth(eqx.Module):
     """The state x to which a step led, and y, to which it would have led had one decision come out
-    otherwise; `kind` says whose decision it was.
+    otherwise; `kind` says whose decision it was, and `index` which odds of a family those were
+    (`IndexedOdds`), if the kernel has any.
     """
 
     x: PyTree
     y: PyTree
     kind: Int[Array, "..."]
+    index: Int[Array, "..."] | None = None
 
 
 class Closed(eqx.Module):
@@ -82,23 +85,10 @@ class Place(eqx.Module):
 
 
 class Kept(eqx.Module):
-    """What is kept of a step until the end of its block."""
+    """The part of a step that is stored until the end of its block."""
 
     closed: Closed
     place: Place | None
-
-
-def same_odds(one: Any, other: Any) -> bool:
-    """Whether two log odds are the same function: of the same parts, each by identity."""
-    leaves, structure = jax.tree.flatten(one)
-    others, other_structure = jax.tree.flatten(other)
-    return structure == other_structure and all(a is b for a, b in zip(leaves, others, strict=True))
-
-
-def odds_of(update: Update) -> tuple[Any, ...]:
-    """The log odds of the flips of each of an update's decisions."""
-    odds = update.flip_odds
-    return odds if isinstance(odds, tuple) else (odds,)
 
 
 def matched_odds(update: Update, step: Step) -> list[tuple[Decision, Any]]:
@@ -113,21 +103,22 @@ def matched_odds(update: Update, step: Step) -> list[tuple[Decision, Any]]:
     return list(zip(decisions, odds, strict=True))
 
 
-def distinct_odds(kernel: Kernel) -> list[Callable[..., Float[Array, ""]]]:
-    """The different log odds of a kernel's flips."""
-    found: list[Any] = []
-    for own in (odds for update in kernel.updates() for odds in odds_of(update)):
-        if not any(same_odds(own, odds) for odds in found):
-            found.append(own)
-    return found
-
-
 def log_odds(block: BirthBlock, theta: PyTree, birth: Birth) -> Float[Array, ""]:
-    """Of one birth."""
-    known, args = distinct_odds(block.kernel), block.parameters.args
-    each = [odds(theta, birth.x, birth.y, *args) for odds in known]
+    """The quantities of one birth."""
+    args = block.parameters.args
+
+    def of(odds):
+        own = odds
+        if isinstance(odds, IndexedOdds):
+            assert birth.index is not None
+            own = odds.at(birth.index)
+        return jnp.asarray(own(theta, birth.x, birth.y, *args))
+
+    each = [of(odds) for odds in distinct_odds(block.kernel)]
     if len(each) == 1:
         return each[0]
+    # The odds of all kinds are evaluated and one is selected: their number is that of distinct
+    # odds, mostly one.
     own = lambda number, odds: jnp.where(birth.kind == number, odds, 0.0)
     return sum((own(number, odds) for number, odds in enumerate(each)), jnp.zeros(()))
 
@@ -184,6 +175,7 @@ def ended(block: BirthBlock) -> tuple[PyTree, Closed, Bool[Array, "E C"]]:
     begin anew.
     """
     memory, kept = block.memory, block.kept
+    # Invariant: what is read now is taken off the memory, so each term of each sum is read once.
     left = jnp.where(block.must_end, memory.total, 0.0)
     still_open = Closed(memory.birth, left)
     merge = lambda steps, slots: jnp.concatenate([steps.reshape(-1, *slots.shape[1:]), slots])
@@ -319,7 +311,7 @@ class Rows(eqx.Module):
         return memory, Reading(gathered=rows.T, observed=parts)
 
     def nothing(self, at: Observation) -> Float[Array, "R F"]:
-        """What is observed comes at the end of each block."""
+        """Nothing here: observations come at the end of each block."""
         num_directions = min(at.parameters.size, _DIRECTIONS)
         return jnp.zeros((num_directions, at.value.primal.size), at.value.primal.dtype)
 

@@ -63,6 +63,7 @@ class BirthRecorder(Recorder):
             reading = self._read(loop, chains, self._room(loop, chains), True)[1]
             return reading.pulled if reading.gathered is None else reading.gathered
 
+        # Traced for its form only: nothing is read before the first block.
         form = jax.eval_shape(gathered)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
         return BirthRecord(averaged, CompensatedSum.like(nothing))
@@ -135,6 +136,7 @@ class BirthRecorder(Recorder):
         """Short blocks may leave sums for the next, unless a report wants to know block by block;
         plain sums over many steps drift.
         """
+        # The last block always ends them: nothing is left unread.
         every = 1 if self.averages.diagnose else -(-BLOCK_STEPS // loop.plan.block_steps)
         return ((index + 1) % every == 0) | (index + 1 == loop.plan.num_blocks)
 
@@ -186,6 +188,8 @@ def pulled(plan: Plan, theta, key, args: tuple[Any, ...], cotangent: Float[Array
 
 def _pull(loop: Loop, cotangent: Float[Array, "F C"]) -> PyTree:
     begin = loop.start()
+    # With the cotangent known ahead, S of a birth is one number, ⟨cotangent, Σ c (f(y) − f(x))⟩,
+    # however many outputs f has.
     begin = eqx.tree_at(lambda progress: progress.chains.memory.cotangent, begin, cotangent)
     gradient = loop.blocks(0, loop.plan.num_blocks, begin).record.gathered
     may_run, count = jnp.all(begin.startable), loop.plan.simulation.num_samples

@@ -26,6 +26,7 @@ from ..core import alternatives, values
 from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.estimator import Estimator, Observation, Problem
 from ..core.kernel import Kernel, Update
+from ..core.odds import IndexedOdds, distinct_odds, odds_of, same_odds
 from ..core.parameters import has_reverse_mode
 from .birth_readout import (
     Backward,
@@ -35,10 +36,7 @@ from .birth_readout import (
     Kept,
     Place,
     Rows,
-    distinct_odds,
     matched_odds,
-    odds_of,
-    same_odds,
 )
 from .birth_recorder import BirthRecorder, pulled, pushed
 
@@ -92,7 +90,10 @@ class Births(Estimator):
         count, x, dtype = self.alternatives, at.state.x, at.parameters.dtype
         num_outputs = 1 if self.reading.knows_cotangent else at.value.primal.size
         value = at.value.primal.dtype
-        birth = Birth(trees.repeat(x, count), trees.repeat(x, count), jnp.zeros(count, int))
+        none = jnp.zeros(count, int)
+        indexed = any(isinstance(odds, IndexedOdds) for odds in distinct_odds(at.kernel))
+        x = trees.repeat(x, count)
+        birth = Birth(x, x, none, none if indexed else None)
         total = jnp.zeros((count, self.reading.num_shares, num_outputs), value)
         # One update closes one birth at most; several may close each slot's once.
         num_closed = 1 if isinstance(at.kernel, Update) else count
@@ -118,10 +119,14 @@ class Births(Estimator):
         if rates is None:
             return dataclasses.replace(memory, slots=slots), events
         born, count = events.born, memory.total.shape[0]
+        kind, index = _kind_and_index(at, events.picked)
+        # A slot is given away by its next birth alone: what its last one summed up is closed then,
+        # and the new sum begins at 0.
         newborn = Birth(
             trees.repeat(at.step.after.x, count),
             slots.state.x,
-            jnp.full(count, _kind(at, events.picked)),
+            jnp.full(count, kind),
+            None if memory.birth.index is None else jnp.full(count, index),
         )
         memory = Open(
             slots,
@@ -170,23 +175,31 @@ class Births(Estimator):
 
 
 def _rates(at: Transition) -> Float[Array, "1 *C"]:
-    """The numbers c of a step's candidates; 0 where there is one that leads nowhere else."""
+    """The numbers c of a step's candidates; 0 where one is known to lead nowhere else."""
     rates = alternatives.flip_rate(at.step)
     if rates.size > 1:
-        return rates
+        return alternatives.without_idle(at, rates)
+    # Rates are known without the derivative, which is what makes an idle accept weigh nothing.
     other = alternatives.flipped(at, jnp.zeros((), int))
     return jnp.where(trees.equal(other.x, at.step.after.x), 0.0, rates)
 
 
-def _kind(at: Transition, candidate: Int[Array, ""] | None) -> Int[Array, ""]:
+def _kind_and_index(
+    at: Transition, candidate: Int[Array, ""] | None
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """By which of the kernel's odds a birth of this candidate is read."""
+
+    def of(odds):
+        index = odds.index if isinstance(odds, IndexedOdds) else 0
+        return jnp.asarray(_number(at, odds)), jnp.asarray(index, int)
+
     (first, odds), *others = matched_odds(at.update, at.step)
-    kind, begin = jnp.asarray(_number(at, odds)), first.num_candidates
+    found, begin = of(odds), first.num_candidates
     for decision, odds in others:
         assert candidate is not None
-        kind = jnp.where(candidate < begin, kind, _number(at, odds))
+        found = trees.select(candidate < begin, found, of(odds))
         begin += decision.num_candidates
-    return kind
+    return found
 
 
 def _number(at: Transition, own: Any) -> int:
@@ -205,7 +218,7 @@ def _number(at: Transition, own: Any) -> int:
 
 
 def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
-    """What the step has closed, after an update that gave away the slots `born`."""
+    """The births that the step has closed, after an update that gave away the slots `born`."""
     closing = born & jnp.any(memory.total != 0, axis=(1, 2))
     here, before = Closed(memory.birth, memory.total), memory.closed
     if before.total.shape[0] == closing.shape[0]:
@@ -221,6 +234,8 @@ def births(kernel: Kernel, num_alternatives: int) -> Births | None:
     """The estimator, or `None` where it does not apply: where odds are not known, or a sweep makes
     them anew for each site, so that a birth does not say by which of them it is read.
     """
+    # Odds that are made anew for each call are different objects, as both are alive here: then a
+    # birth does not say which site's they were.
     here, again = (
         [odds for update in kernel.updates() for odds in odds_of(update)] for _ in range(2)
     )

@@ -59,7 +59,7 @@ class Controlled(eqx.Module):
         return self.slots.alive
 
 
-class Averages(eqx.Module):
+class ControlledAverages(eqx.Module):
     """Over each chain: of the derivative, and of the gains of the two sums."""
 
     derivative: Float[Array, "P F *C"]
@@ -147,7 +147,7 @@ def _changes(at: Transition, candidates: Array, g: Function, here: Array) -> Arr
     return each(jnp.arange(count)) - here[:, None]
 
 
-def controlled(means: Averages) -> Float[Array, "P F C"]:
+def controlled(means: ControlledAverages) -> Float[Array, "P F C"]:
     """`D_c − a_{−c} A_c − b_{−c} B_c` for chain c, `(a, b)` by least squares over the others."""
     num_chains = means.derivative.shape[-1]
     if num_chains < LEAST_CHAINS:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..base import validate
 from ..base.sums import mean_of_others
+from ..base.validate import Checked
 from ..core.estimator import Estimator, Observation
+from .covariance_hessian import CovarianceHessian
+from .stein_covariance import SteinCovariance
 
 
-class Averages(eqx.Module):
+class CovarianceAverages(eqx.Module):
     """Averages over one chain, with `s = ∂ log g/∂θ` less its value `origin` at the start: of `f
     s`, `s` and `∂f/∂θ`.
     """
@@ -33,20 +37,57 @@ class Covariance(Estimator):
     several chains the covariance between the chains' means is added, which removes the bias that is
     left at stationarity: `Cov_c + (1 − 1/C) (f̄_c − f̄_{−c}) (s̄_c − s̄_{−c})` for chain c.
 
+    - `control="stein"`: from f, s and `(f − m_f)(s − m_s)` are subtracted their regressions on
+      functions `Δφ + ∇φ · ∇_x log g` of mean zero at stationarity, φ the monomials up to degree 3
+      in the real coordinates of the state, with coefficients from other chains
+      (`docs/mathematics.md`). The degree, 0 included, is chosen on other chains; the functions are
+      at most a tenth as many as the samples. It takes at least 4 chains to have an effect, and
+      centre and scale of the coordinates come from pilot chains of their own.
+    - `unconstrained`: declares that each real coordinate of the state takes every real value, as
+      those of `from_numpyro` and `from_pymc` do (`Posterior.expectation` declares it for you).
+
+    **Refused** with `control="stein"`: coordinates that were not declared unconstrained; a density
+    that is not proved continuous in x; a state of integers alone.
+
     >>> import diffmh
     >>> diffmh.Covariance()
     Covariance()
+    >>> diffmh.Covariance(control="stein", unconstrained=True)
+    Covariance(control='stein', unconstrained=True)
     """
 
+    control: Literal["stein"] | None = eqx.field(static=True)
+    unconstrained: bool = eqx.field(static=True)
     differentiates_steps: ClassVar[bool] = False
 
+    def __init__(
+        self,
+        control: Checked[Literal["stein"]] | None = None,
+        unconstrained: Checked[bool] = False,
+    ):
+        if control is not None:
+            validate.choice(control, "Covariance(control=...)", ("stein",))
+        self.control = control
+        self.unconstrained = validate.flag(unconstrained, "Covariance(unconstrained=...)")
+
+    def __repr__(self) -> str:
+        declared = ", unconstrained=True" if self.unconstrained else ""
+        return "Covariance()" if self.control is None else f"Covariance(control='stein'{declared})"
+
+    def declared_unconstrained(self) -> Covariance:
+        """The same, for states whose real coordinates are known to be unconstrained."""
+        return Covariance(self.control, unconstrained=True)
+
     def refuse(self, kernel, num_parameters, lag):
-        if set(kernel.densities()) != {id(kernel.updates()[0].density_identity)}:
+        # Both are held, as objects that are gone may have the same identity.
+        densities, first = kernel.densities(), kernel.updates()[0]
+        if set(densities) != {id(first.density_identity)}:
             raise ValueError(
                 "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
                 " that were put together have different ones: give each the same `log_density`"
                 " function, made once and not by a `Sweep` for each site; for an `Update` of your"
-                " own let `target` return what they share; or use `StochasticDerivative()`."
+                " own let `target` return what they share; or use `StochasticDerivative()`, which a"
+                " `Schedule`, whose stages have no equilibrium in common, needs anyway."
             )
         if lag:
             raise ValueError(
@@ -58,6 +99,18 @@ class Covariance(Estimator):
                 "`Covariance()` is blind to parameters of the proposal, and this kernel's proposal"
                 " or step is a function of theta: use `StochasticDerivative()`."
             )
+        if self.control is not None and not self.unconstrained:
+            raise ValueError(
+                "`Covariance(control='stein')` holds in coordinates that take every real value,"
+                " and nothing says that the state's do: declare it with `unconstrained=True`, or"
+                " leave `control` out."
+            )
+
+    def resolve(self, problem):
+        return self if self.control is None else SteinCovariance.of(problem)
+
+    def second_order(self):
+        return CovarianceHessian(self)
 
     def start(self, at):
         # The score at the start is subtracted throughout: a covariance does not see it, and
@@ -70,14 +123,14 @@ class Covariance(Estimator):
     def observe(self, memory, at):
         score = self._score(at) - memory
         product = score[:, None] * at.value.primal[None, :]
-        return Averages(product, score, memory, at.explicit + jnp.zeros_like(product))
+        return CovarianceAverages(product, score, memory, at.explicit + jnp.zeros_like(product))
 
     @staticmethod
     def _score(at: Observation) -> Float[Array, "P"]:
         density = at.kernel.updates()[0].log_density
         return at.parameters.evaluate(density, at.state.x).tangent
 
-    def derivative(self, means: Averages, value):
+    def derivative(self, means: CovarianceAverages, value):
         within = means.product - means.score[:, None, :] * value[None]
         num_chains = value.shape[-1]
         if num_chains == 1:

@@ -44,7 +44,7 @@ def _num_ties(at: Transition, number: int, decision: Decision) -> Int[Array, ""]
     return jnp.where(matter, jnp.sum(ties), 0)
 
 
-class Averages(eqx.Module):
+class ScoreAverages(eqx.Module):
     """Averages over one chain: of `w f + ∂f/∂θ`, and of the score w."""
 
     weighted: Float[Array, "P F *C"]
@@ -105,9 +105,9 @@ class Score(Estimator):
     def observe(self, memory: Memory, at):
         tied = memory.ties > _MOST_TIES * memory.decisions
         score = jnp.where(tied, jnp.nan, memory.score)
-        return Averages(score[:, None] * at.value.primal[None, :] + at.explicit, score)
+        return ScoreAverages(score[:, None] * at.value.primal[None, :] + at.explicit, score)
 
-    def derivative(self, means: Averages, value):
+    def derivative(self, means: ScoreAverages, value):
         if self.baseline is None:
             return means.weighted
         if isinstance(self.baseline, str):

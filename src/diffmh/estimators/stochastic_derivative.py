@@ -19,11 +19,20 @@ from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.decisions import Weights
 from ..core.estimator import Estimator
+from ..core.kernel import Kernel
 from . import births, controls
-from .controls import Averages, Controlled
+from .controls import Controlled, ControlledAverages
+from .mixing import LEAST_PAIRS
+from .paired import PairEstimator
+from .stationary import Stationary, no_covariance, schedule_of
 
+_WORDS = ("f", "covariance")
 # Above so many parameters births are followed instead of weights (`docs/benchmarks.md`).
 MANY_PARAMETERS = 64
+
+# The default number of alternatives, and how many weights they may have together: beyond those,
+# carrying weights costs more than another alternative gains (`docs/speed.md`).
+_ALTERNATIVES, _MOST_WEIGHTS = 4, 64
 
 
 class StochasticDerivative(Estimator):
@@ -36,13 +45,17 @@ class StochasticDerivative(Estimator):
       `max(0, dα)/(1 − α)` after a reject. For one scalar parameter only; on continuous states their
       variance is infinite.
     - `alternatives=K`: how many alternatives are followed at a time. The variance falls with K and
-      the cost grows.
+      the cost grows. `None`: 4 with up to 16 parameters, 2 with up to 32, else 1; 1 with one-sided
+      weights, as in the paper, and with `control`. `Expectation.run` reports the K in use.
     - `control`: control variates, `None` for none, `"f"` for those of f itself, or a function
       `g(theta, x, *args)` whose value has f's form, at best near the solution of `g − Pg = f − πf`.
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
       the estimate unbiased: `diffmh.controls`. It takes at least 5 chains to have an effect, and
       has less where a few chains bear the sums, or where their mean is far from zero. Refuses
-      `lag`.
+      `lag`. `"covariance"` takes the variance of the covariance where that is smaller, and stays
+      unbiased for the finite chain: `F + β(C − D)` of pairs of chains, with C and D as in
+      `Stationary` and β from other pairs. It needs what `Covariance()` needs, chains that meet,
+      and at least 8 of them to have an effect; pairs run on until they have met.
     - `births`: whether alternatives are followed by their births, with numbers for weights, and the
       density is differentiated once for each birth that is kept instead of at each step
       (`docs/benchmarks.md`): for very many parameters or outputs. `None`: above 64 parameters,
@@ -55,28 +68,35 @@ class StochasticDerivative(Estimator):
     """
 
     weights: Weights = eqx.field(static=True)
-    alternatives: int = eqx.field(static=True)
-    control: Literal["f"] | Callable[..., PyTree] | None
+    alternatives: int | None = eqx.field(static=True)
+    control: Literal["f", "covariance"] | Callable[..., PyTree] | None
     births: bool | None = eqx.field(static=True)
     differentiates_steps: ClassVar[bool] = True
 
     def __init__(
         self,
         weights: Checked[Weights] = "two-sided",
-        alternatives: Checked[int] = 1,
-        control: Checked[Literal["f"] | Callable[..., PyTree]] | None = None,
+        alternatives: Checked[int] | None = None,
+        control: Checked[Literal["f", "covariance"] | Callable[..., PyTree]] | None = None,
         births: Checked[bool] | None = None,
     ):
         validate.choice(weights, "StochasticDerivative(weights=...)", ("two-sided", "one-sided"))
         self.weights = weights
-        self.alternatives = validate.count(alternatives, "StochasticDerivative(alternatives=...)")
+        if alternatives is not None:
+            alternatives = validate.count(alternatives, "StochasticDerivative(alternatives=...)")
+        self.alternatives = alternatives
         # Arrays, which compare entry by entry, are not words.
-        if not (control is None or callable(control) or repr(control) == repr("f")):
+        if not (control is None or callable(control) or repr(control) in map(repr, _WORDS)):
             raise ValueError(
-                "`StochasticDerivative(control=...)` must be None, 'f' or a function"
+                "`StochasticDerivative(control=...)` must be None, 'f', 'covariance' or a function"
                 f" g(theta, x, *args), got {control!r}."
             )
         self.control = control
+        if self.is_paired and weights != "two-sided":
+            raise ValueError(
+                "`StochasticDerivative(control='covariance')` has two-sided weights, got"
+                f" weights={weights!r}: leave them out."
+            )
         if births is not None:
             births = validate.flag(births, "StochasticDerivative(births=...)")
         if births and (weights != "two-sided" or control is not None):
@@ -95,21 +115,58 @@ class StochasticDerivative(Estimator):
             f"{control}{births})"
         )
 
+    @property
+    def is_paired(self) -> bool:
+        """True if chains run in pairs, for the control by the covariance."""
+        return isinstance(self.control, str) and self.control == "covariance"
+
+    def refuse_kernel(self, kernel, num_steps):
+        if self.is_paired:
+            Stationary(alternatives=self.num_alternatives).refuse_kernel(kernel, num_steps)
+
+    def with_alternatives(self, num_parameters: int) -> StochasticDerivative:
+        """The same with the number of alternatives that is right for so many parameters."""
+        if self.alternatives is not None:
+            return self
+        count = 1
+        # One-sided weights are the paper's, which has one alternative; control variates and births
+        # were measured with one.
+        if self.weights == "two-sided" and self.control is None and not self.births:
+            while count < _ALTERNATIVES and 2 * count * num_parameters <= _MOST_WEIGHTS:
+                count *= 2
+        return StochasticDerivative(self.weights, count, self.control, self.births)
+
+    @property
+    def num_alternatives(self) -> int:
+        """The number of alternatives; 1 where it is not resolved for a problem."""
+        return 1 if self.alternatives is None else self.alternatives
+
     def resolve(self, problem):
+        resolved = self.with_alternatives(problem.num_parameters)
+        if self.is_paired:
+            if problem.num_chains < LEAST_PAIRS:
+                return StochasticDerivative(alternatives=resolved.num_alternatives)
+            schedule = schedule_of(problem, 1, None)
+            count = resolved.num_alternatives
+            return PairEstimator(schedule, count, covariance=True, finite=True)
         many = self.births
         if many is None:
             many = problem.num_parameters > MANY_PARAMETERS
         if not many or self.weights != "two-sided" or self.control is not None:
-            return self
+            return resolved
         # Where births were asked for, `refuse` has said why they do not apply.
-        found = births.births(problem.kernel, self.alternatives)
+        found = births.births(problem.kernel, resolved.num_alternatives)
         if self.births:
-            found = births.Births(self.alternatives)
-        return self if found is None else births.readable(found, problem, self.births) or self
+            found = births.Births(resolved.num_alternatives)
+        if found is None:
+            return resolved
+        return births.readable(found, problem, self.births) or resolved
 
     def refuse(self, kernel, num_parameters, lag):
+        if self.is_paired:
+            self._refuse_pairs(kernel, num_parameters, lag)
         if self.births:
-            births.Births(self.alternatives).refuse(kernel, num_parameters, lag)
+            births.Births(self.num_alternatives).refuse(kernel, num_parameters, lag)
         if lag and self.control is not None:
             raise ValueError(
                 "`StochasticDerivative(control=...)` is for functions of one state, got"
@@ -121,12 +178,18 @@ class StochasticDerivative(Estimator):
                 f" and `theta` has {num_parameters}: use weights='two-sided'."
             )
 
+    def _refuse_pairs(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
+        self.refuse_kernel(kernel, 0)
+        reason = no_covariance(kernel, num_parameters, lag)
+        if reason is not None:
+            raise ValueError(f"`StochasticDerivative(control='covariance')`: {reason}")
+
     def own_noise(self, update, key, x, num_steps):
         return OwnNoise.draw(update, key, x, num_steps)
 
     def start(self, at):
         size, dtype = at.parameters.size, at.parameters.dtype
-        slots = alternatives.none_yet(at.state, at.past, self.alternatives, size, dtype)
+        slots = alternatives.none_yet(at.state, at.past, self.num_alternatives, size, dtype)
         if self.control is None:
             return slots
         zeros = jnp.zeros((at.parameters.size, at.value.primal.size), at.value.primal.dtype)
@@ -173,7 +236,7 @@ class StochasticDerivative(Estimator):
         derivative = alternatives.differences(slots, f, at.value.primal) + at.explicit
         if not isinstance(memory, Controlled):
             return derivative
-        return Averages(derivative, memory.pruned, memory.moved)
+        return ControlledAverages(derivative, memory.pruned, memory.moved)
 
     def derivative(self, means, value):
-        return controls.controlled(means) if isinstance(means, Averages) else means
+        return controls.controlled(means) if isinstance(means, ControlledAverages) else means

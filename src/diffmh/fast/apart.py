@@ -1,9 +1,9 @@
-"""Functions that are compiled apart from what calls them.
+"""Functions that XLA compiles separately from their callers.
 
-XLA copies cheap operations into whatever uses their results. In a long program without loops, where
-each draw uses what the draws before it left, the copies add up, and the time to compile grows with
-the square of the draws or worse. Calls that it is told not to inline end that; each takes a
-fraction of a microsecond when it is run.
+XLA copies cheap operations into every use of their results. In a long program without loops, where
+each draw uses the results of earlier draws, the copies add up, and the compile time grows with the
+square of the number of draws or worse. Calls that are not inlined prevent that. Each costs a
+fraction of a microsecond at run time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def jit_apart(function: Callable[..., Any], static_argnums: Any = None) -> Calla
     """`jax.jit(function)`; called with `apart=True`, it is not inlined by XLA."""
 
     def within(*arguments):
-        # What it calls is inlined into it.
+        # Inner calls are inlined into this one.
         with set_xla_metadata(inlineable=None):
             return function(*arguments)
 
@@ -29,7 +29,7 @@ def jit_apart(function: Callable[..., Any], static_argnums: Any = None) -> Calla
     def call(*arguments: Any, apart: bool) -> Any:
         if not apart:
             return inlined(*arguments)
-        # Around the call and not inside of it: the mark belongs to the call's own instruction.
+        # The metadata must be around the call, not inside: it belongs to the call instruction.
         with set_xla_metadata(inlineable="false"):
             return separate(*arguments)
 

@@ -1,8 +1,8 @@
-"""Where the axis of `jax.vmap` is in a result, said rather than found out.
+"""State the position of `jax.vmap`'s axis in a result, rather than leaving it to JAX.
 
-`jax.vmap` of a `custom_jvp` function maps the function and its rule one by one and expects both to
-leave the axis at the same place of the primal result. It doesn't check: staged (in a `scan`, under
-`jit`), a rule that leaves it elsewhere, or nowhere, gives a primal whose axes are exchanged.
+`jax.vmap` of a `custom_jvp` function maps the function and its rule separately and expects both to
+put the axis at the same position of the primal result. It does not check this: when staged (in a
+`scan`, under `jit`), a rule with another position gives a primal whose axes are exchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..jaxprs import compat
 
 
 def batch_first(value: PyTree, inputs: PyTree) -> PyTree:
-    """`value`. Under `jax.vmap` each of its arrays is mapped over its first axis if any of them or
-    of the arrays in `inputs` is mapped, over whichever axis.
+    """Return `value`. Under `jax.vmap` each of its arrays is mapped over its first axis if any of
+    them, or any array in `inputs`, is mapped over any axis.
     """
     leaves, structure = jax.tree.flatten(value)
-    # Of keys the data, which are not random numbers: `jax.debug_key_reuse` counts uses of keys.
+    # For keys pass the data, since `jax.debug_key_reuse` counts uses of keys.
     others = [
         jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
         for leaf in jax.tree.leaves(inputs)
@@ -41,7 +41,8 @@ def _identity(*leaves: Any, count: int) -> list[Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, count: int) -> Any:
-    # The identity of its first operands; the inputs only say where an axis is, and do not move it.
+    # The identity of the first operands. The inputs only determine the axis and have no effect on
+    # the derivative.
     return _batch_first.bind(*primals, count=count), list(tangents[:count])
 
 
@@ -55,7 +56,7 @@ def _batch(leaves: Any, axes: Any, *, count: int) -> Any:
         else jnp.moveaxis(leaf, axis, 0)
         for leaf, axis in zip(leaves[:count], axes[:count], strict=True)
     ]
-    # The inputs are handed on as they are: an outer map may have an axis in them too.
+    # The inputs are returned unchanged: an outer map may have an axis in them too.
     return _batch_first.bind(*first, *leaves[count:], count=count), [0] * count
 
 

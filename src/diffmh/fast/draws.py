@@ -1,8 +1,8 @@
-"""Random draws of a program that are alike, gathered to be made at once.
+"""Group similar random draws of a program, so that they are made at once.
 
-Threefry written out is some hundred operations, and a cycle of n unlike kernels draws n times from
-keys of its own: to compile those, one by one, takes longer than everything else. Stacked, n draws
-are the operations of one.
+Unrolled Threefry has about a hundred operations, and a cycle of n different kernels draws n times
+from different keys. Compiled one by one, the draws would take longer than everything else. Stacked,
+n draws have the operations of one.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Hashable
 from ..jaxprs import compat, operations
 from ..jaxprs.program import Constant, Equation, Program
 
-# Fewer draws than this are left as they stand, each next to what uses it.
+# Smaller groups of draws stay where they are, next to their uses.
 _MANY = 4
 
 
 def in_groups(program: Program) -> list[list[Equation]]:
-    """The equations in an order in which they can be evaluated, draws that are alike together.
+    """The equations in a valid order of evaluation, with similar draws grouped.
 
-    A draw's *round* is the number of draws that lead up to it, one from another: those of a round
-    don't depend on each other.
+    The *round* of a draw is the length of the longest chain of draws that it depends on. Draws of
+    the same round do not depend on each other.
     """
     rounds: dict[Equation, int] = {}
     after: dict[object, int] = {}
@@ -28,8 +28,8 @@ def in_groups(program: Program) -> list[list[Equation]]:
     for equation in program.equations:
         number = max((after.get(atom, 0) for atom in equation.inputs), default=0)
         kind = _kind(equation)
-        # Every operand of an equation in round n is made in a round ≤ n, and by a draw only in a
-        # round < n. So sorting by rounds, draws last, keeps every value ahead of its uses.
+        # Every operand of an equation in round n is computed in a round ≤ n, and by a draw only in
+        # a round < n. So sorting by rounds, draws last, puts every value before its uses.
         rounds[equation] = number
         after.update(dict.fromkeys(equation.outputs, number + (kind is not None)))
         if kind is not None:
@@ -41,14 +41,14 @@ def in_groups(program: Program) -> list[list[Equation]]:
     single = [[equation] for equation in program.equations if equation not in gathered]
 
     def order(group: list[Equation]) -> tuple[int, bool]:
-        # Draws come last in their round: whatever their keys are made of is in it, or earlier.
+        # Draws come last in their round: the values that their keys need are in it or earlier.
         return rounds[group[0]], _kind(group[0]) is not None
 
     return sorted([*single, *groups], key=order)
 
 
 def _kind(equation: Equation) -> Hashable | None:
-    """A key that is equal for draws that are alike; `None` for what is not a draw by itself."""
+    """A key that is equal for similar draws; `None` if the equation is not a draw."""
     if not equation.primitive.startswith("random_"):
         return None
     key, *others = equation.inputs

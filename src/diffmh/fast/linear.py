@@ -1,5 +1,5 @@
-"""Linear functions that know their own transposes: JAX transposes what it can see through, and a
-loop that keeps nothing of its path is not such a thing.
+"""Linear functions with explicit transposes. JAX cannot transpose a loop that stores nothing of its
+path, so we tell it the transpose.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..jaxprs import compat
 
 @dataclass(frozen=True)
 class Way:
-    """A flat function of residuals and directions, and the forms of its results. They are known
-    beforehand: nothing is traced to find them out.
+    """A flat function of residuals and directions, and the shapes of its results, which are given
+    so that no tracing is needed to find them.
     """
 
     function: Callable[..., list[Array]]
@@ -35,16 +35,17 @@ def linear_call(
     direction: PyTree,
     result: PyTree,
 ) -> PyTree:
-    """`function(residuals, direction)`, linear in `direction` and of the form of `result`; JAX
-    transposes it by `transpose(residuals, cotangent)`, of the form of `direction`, and maps either.
+    """`function(residuals, direction)`, linear in `direction`, with the structure of `result`. JAX
+    transposes it as `transpose(residuals, cotangent)`, with the structure of `direction`. Both may
+    be mapped.
 
-    It is not differentiable by the residuals, and refused there.
+    It has no derivative with respect to the residuals; asking for one raises an error.
     """
     fixed, of_residuals = jax.tree.flatten(residuals)
     moving, of_direction = jax.tree.flatten(direction)
     results, of_result = jax.tree.flatten(result)
     count = len(fixed)
-    # Under `jax.shard_map` the transpose of this adds up what the devices have.
+    # Under `jax.shard_map`, the transpose of this sums the contributions of the devices.
     axes = compat.varies_over([*fixed, *moving]) if compat.inside_shard_map() else frozenset()
     moving = [compat.vary(leaf, axes) for leaf in moving] if axes else moving
 
@@ -87,7 +88,7 @@ def _abstract(*_: Any, way: Way, axes: frozenset[str], **__: Any) -> list[Shaped
 def _jvp(primals, tangents, *, num_residuals, **rest):
     is_zero = lambda tangent: isinstance(tangent, ad.Zero)
     if not all(map(is_zero, tangents[:num_residuals])):
-        raise TypeError("`linear_call` was differentiated by its residuals.")
+        raise TypeError("`linear_call` has no derivative with respect to its residuals.")
     # A linear function is its own derivative.
     along = [ad.instantiate_zeros(tangent) for tangent in tangents[num_residuals:]]
 
@@ -101,7 +102,7 @@ def _transpose(cotangents, *leaves, way: Way, back: Way, num_residuals: int, axe
     residuals, moving = leaves[:num_residuals], leaves[num_residuals:]
     given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
     pulled = _linear.bind(
-        # (Aᵀ)ᵀ = A: the two ways change places.
+        # (Aᵀ)ᵀ = A: the two directions are exchanged.
         *residuals,
         *given,
         way=back,
@@ -109,14 +110,14 @@ def _transpose(cotangents, *leaves, way: Way, back: Way, num_residuals: int, axe
         num_residuals=num_residuals,
         axes=axes,
     )
-    # A direction that nobody varies is known, and has no cotangent.
+    # A direction that is not differentiated is known and has no cotangent.
     varied = zip(pulled, moving, strict=True)
     own = [leaf if ad.is_undefined_primal(direction) else None for leaf, direction in varied]
     return [None] * num_residuals + own
 
 
 def _batch(leaves, axes_of, *, way: Way, back: Way, num_residuals: int, axes):
-    """Mapped, it is linear still; what is common to all has the sum of all cotangents."""
+    """A mapped call is still linear. The cotangent of an unmapped operand is the sum over lanes."""
     fixed, moving = tuple(axes_of[:num_residuals]), axes_of[num_residuals:]
     mapped_axes = zip(leaves, axes_of, strict=True)
     size = next(leaf.shape[axis] for leaf, axis in mapped_axes if axis is not None)

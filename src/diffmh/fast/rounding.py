@@ -1,10 +1,10 @@
-"""Rounding that does not depend on what else is computed.
+"""Rounding that does not depend on the surrounding program.
 
-A compiler contracts `a * b + c` into one rounding where it can, and whether it can depends on what
-else uses `a * b`. The same chain would then round differently in the program of its value and in
-that of its gradient, or in two copies of one expression within a program; and a chain that differs
-by one ulp soon differs altogether. Passing the bits through an integer operation that the compiler
-cannot see through forbids contraction across that point.
+A compiler may contract `a * b + c` into one rounding, depending on what else uses `a * b`. Then the
+same chain would round differently in the program of its value and in that of its gradient, or in
+two copies of one expression within a program. A chain that differs by one ulp soon differs
+completely. Passing the bits through an integer operation that is opaque to the compiler prevents
+contraction across that point.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from jaxtyping import Array, Bool, Key, PyTree
 from ..jaxprs import compat
 from ..jaxprs.program import Constant, Program, Variable
 
-# Smaller values may be fused into whatever uses them.
+# Smaller values may be fused into their uses.
 _FEW_ELEMENTS = 32
+
+# A single alternative of more elements than this is computed once.
+_LARGE_ALTERNATIVE = 512
 
 
 def opaque_false(key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Bool[Array, "..."]:
     """Always False, but opaque to XLA: a normal draw does not exceed 10³⁰.
 
-    The key stays good for other draws, since this one says nothing of it.
+    The key may still be used for other draws, since this one reveals nothing about it.
     """
     return jax.random.normal(jax.random.clone(key), shape) > 1e30
 
 
 def round_here(tree: PyTree, opaque_false: Bool[Array, "..."]) -> PyTree:
-    """`tree`, rounded here and now; values behind different falsehoods share no computation
-    either. The falsehood is one for all numbers, or one for each.
+    """Return `tree`, rounded at this point. Values rounded with different `opaque_false` flags
+    share no computation either. The flag is a scalar, or has one entry for each number.
     """
 
     def through_bits(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf ^ opaque_false.astype(leaf.dtype)
         integer = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        # `bits ^ 0`: the same number. It must be rounded to have bits, and no rule rewrites a float
-        # operation across an integer one that depends on data.
+        # `bits ^ 0` is the same number. It must be rounded to have bits, and no compiler rewrites a
+        # float operation across an integer operation that depends on data.
         bits = jax.lax.bitcast_convert_type(leaf, integer)
         return jax.lax.bitcast_convert_type(bits ^ opaque_false.astype(integer), leaf.dtype)
 
@@ -50,19 +53,19 @@ def round_here(tree: PyTree, opaque_false: Bool[Array, "..."]) -> PyTree:
 
 
 def materialise(tree: PyTree, opaque_false: Bool[Array, ""]) -> PyTree:
-    """`tree`, computed once: a compiler that fuses would compute it anew for each of its uses.
+    """Return `tree`, computed once: otherwise a compiler may recompute it for each of its uses.
 
-    It comes out of a branch that is always taken, and compilers don't fuse across branches.
+    It is the result of a branch that is always taken; compilers do not fuse across branches.
     """
     zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
     return jax.lax.cond(opaque_false, zeros, lambda tree: tree, tree)
 
 
 class Barriers(eqx.Module):
-    """Two opaque falsehoods, and where the core of a step puts them against the compiler.
+    """Two opaque flags that are always False, and the places where a step uses them.
 
-    What is computed behind the second shares no instruction with what is computed behind the
-    first, so that derivatives leave the primal's own instructions as they are.
+    Values computed behind the second flag share no instruction with values behind the first, so
+    computing derivatives does not change the instructions of the primal.
     """
 
     opaque_false: Bool[Array, "2"]
@@ -72,25 +75,25 @@ class Barriers(eqx.Module):
         return Barriers(opaque_false(key, (2,)))
 
     def for_derivatives(self, tree: PyTree) -> PyTree:
-        """The primal's values, to compute derivatives from."""
+        """The primal's values, for computing derivatives."""
         size = sum(leaf.size for leaf in jax.tree.leaves(tree))
-        # Both separate the derivative's instructions from the primal's; the second costs nothing
-        # for few numbers, but lets the compiler compute many of them again for each use.
+        # Both variants separate the instructions of the derivative from those of the primal. The
+        # second is free for few numbers, but lets the compiler recompute many for each use.
         barrier = materialise if size > _FEW_ELEMENTS else round_here
         return barrier(tree, self.opaque_false[1])
 
     def materialise(self, tree: PyTree) -> PyTree:
-        """`tree`, computed once."""
+        """Return `tree`, computed once."""
         return materialise(tree, self.opaque_false[0])
 
     def materialise_slots(self, slots: PyTree) -> PyTree:
-        """Several large alternatives, computed once, not anew for each use of an element."""
+        """Large alternatives, computed once instead of for each use of an element."""
         leaves = jax.tree.leaves(slots)
-        is_large = leaves[0].shape[0] > 1 and sum(leaf.size for leaf in leaves) > _FEW_ELEMENTS
-        return self.materialise(slots) if is_large else slots
+        least = _LARGE_ALTERNATIVE if leaves[0].shape[0] == 1 else _FEW_ELEMENTS
+        return self.materialise(slots) if sum(leaf.size for leaf in leaves) > least else slots
 
 
-# Operations that may end in a product, which a compiler would contract with a sum that follows.
+# Operations that may end in a product, which a compiler could contract with a following sum.
 _PRODUCTS = set(
     """
     mul integer_pow square pow dot_general exp exp2 expm1 log log1p logistic tanh sin cos
@@ -102,11 +105,11 @@ _PRODUCTS = set(
 def with_fixed_rounding(
     function: Callable[..., tuple[PyTree, PyTree]], opaque_false: Bool[Array, ""]
 ) -> Callable[..., tuple[PyTree, PyTree]]:
-    """`function`, whose first result is rounded the same in whatever program it stands.
+    """Return `function` such that its first result is rounded in the same way in every program.
 
-    Every product on the way to the first result is rounded, so that nothing is contracted; what
-    only the second result needs, such as derivatives, is left to the compiler. Whoever writes the
-    function need not know of it.
+    Every product on which the first result depends is rounded, so nothing is contracted. Operations
+    that only the second result needs, such as derivatives, are left to the compiler. The author of
+    `function` need not know about this.
     """
 
     def call(*arguments):
@@ -117,7 +120,7 @@ def with_fixed_rounding(
 
         program, form = compat.program(flat, *leaves, differentiated=False)
         count = jax.tree.structure(form[0]).num_leaves
-        # Only what the first result needs has to be the same everywhere.
+        # Only values that the first result needs must be the same everywhere.
         deciding = _needed(program, program.outputs[:count])
         values = dict(zip(program.inputs, leaves, strict=True))
 

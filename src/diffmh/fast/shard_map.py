@@ -1,8 +1,8 @@
-"""Inside `jax.shard_map`, whose types say over which axes of the mesh a value varies.
+"""Inside `jax.shard_map`, the type of a value has the axes of the mesh over which it varies.
 
-JAX wants both sides of a loop and of a branch to vary alike, and refuses a loop that starts from
-zeros and adds up what differs between devices. To say of a value that it varies is never wrong:
-here everything does, over whatever axes any of a function's arguments varies over.
+JAX requires both sides of a loop or a branch to vary over the same axes. It rejects a loop that
+starts from zeros and sums values that differ between devices. Declaring that a value varies is
+always valid, so here all values vary over the axes of any of a function's arguments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., PyTree])
 
 
 def varying(function: Function) -> Function:
-    """The same function; under `jax.shard_map` all that it computes, loops and constants
-    included, varies over the axes that any of its arguments varies over.
+    """The same function. Under `jax.shard_map` everything that it computes, including loops and
+    constants, varies over the axes that any of its arguments varies over.
     """
 
     @functools.wraps(function)
@@ -42,6 +42,7 @@ def varying(function: Function) -> Function:
             static.append(eqx.filter(results, eqx.is_array, inverse=True))
             return eqx.filter(results, eqx.is_array)
 
+        # Objects that are not arrays do not pass through a program; they are put back at the end.
         static: list[PyTree] = []
         program, form = compat.program(flat, *compat.forms(leaves), differentiated=False)
         results = _run(program, axes, [compat.vary(leaf, axes) for leaf in leaves])
@@ -58,7 +59,7 @@ def _run(program: Program, axes: frozenset[str], inputs: Sequence[Array]) -> lis
 
     for equation in program.equations:
         outputs = _apply(equation, axes, [read(atom) for atom in equation.inputs])
-        # After each equation, so that both sides of every loop and branch vary alike by induction.
+        # After each equation, so that by induction both sides of every loop and branch agree.
         varied = [compat.vary(output, axes) for output in outputs]
         values.update(zip(equation.outputs, varied, strict=True))
     return [read(atom) for atom in program.outputs]

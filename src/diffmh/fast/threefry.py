@@ -1,8 +1,8 @@
-"""JAX's Threefry words, number for number, drawn several times faster for many chains on a CPU.
+"""JAX's Threefry random bits, bit for bit, several times faster for many chains on a CPU.
 
-There JAX rolls the rounds of Threefry into a loop that goes through memory each time. Written out,
-all of them are one elementwise expression, which the compiler fuses and vectorises over the chains:
-2 ns a word instead of 20.
+On a CPU, JAX compiles the rounds of Threefry to a loop through memory. Unrolled, they are one
+elementwise expression, which the compiler fuses and vectorises over the chains: 2 ns instead of
+20 ns for 32 bits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from . import rounding
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
-# So many counters are written out as constants.
+# At most this many counters are written as constants.
 _FEW = 8
 
-# A key is two words; of many keys, all left and all right ones.
+# A key is two 32-bit words; for many keys, two arrays.
 Words = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
 
 
 @jax.jit  # Traced once for each shape, not for each draw.
 def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) -> Words:
     """Threefry-2x32 of the counter `(high, low)`."""
-    # Word for word the reference implementation, which JAX's generator is too: unsigned sums wrap.
+    # Bit for bit the reference implementation, as is JAX's generator: unsigned sums wrap.
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     left, right = high + schedule[0], low + schedule[1]
     for group in range(5):
@@ -44,15 +44,15 @@ def threefry(key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]) 
 
 
 def split(key: Words, shape: tuple[int, ...], once: bool = False) -> Words:
-    """`jax.random.split`: words of the shape of the keys without the last axis, then `shape`,
-    then the last axis. Split `once`, keys are computed before whatever draws from them.
+    """`jax.random.split`: the shape is that of the keys without the last axis, then `shape`, then
+    the last axis. With `once`, keys are computed before anything draws from them.
     """
     if once:
         return kept(_counted(key, shape), key)
     size, keys = math.prod(shape), key[0].shape
     if 0 < size <= _FEW:
-        # Constant counters one by one: in a fused loop, indexing into an array of counters would
-        # not vectorise.
+        # Constant counters one by one: indexing into an array of counters would prevent
+        # vectorisation of a fused loop.
         drawn = [threefry(key, jnp.uint32(0), jnp.uint32(i)) for i in range(size)]
         left, right = (
             jnp.stack(side, axis=-2).reshape(*keys[:-1], *shape, keys[-1])
@@ -63,13 +63,13 @@ def split(key: Words, shape: tuple[int, ...], once: bool = False) -> Words:
 
 
 def bits(key: Words, shape: tuple[int, ...], once: bool = False) -> UInt32[Array, "..."]:
-    """`jax.random.bits` of 32 bits, shaped as by `split`."""
+    """`jax.random.bits` with 32 bits, in the shape of `split`."""
     left, right = _counted(key, shape) if once else split(key, shape)
     return kept(left ^ right, key)
 
 
 def _counted(key: Words, shape: tuple[int, ...]) -> Words:
-    """Threefry of the counters 0, 1, 2, ..., shaped as by `split`."""
+    """Threefry of the counters 0, 1, 2, ..., in the shape of `split`."""
     keys = key[0].shape
     counter = jax.lax.iota(jnp.uint32, math.prod(shape))
     counter = counter.reshape(*(1 for _ in keys[:-1]), *shape, 1)
@@ -78,11 +78,11 @@ def _counted(key: Words, shape: tuple[int, ...]) -> Words:
 
 
 def kept(drawn: PyTree, key: Words) -> PyTree:
-    """`drawn`, computed once. To a compiler integer arithmetic is cheap, and it would repeat all
-    of it for every use.
+    """Return `drawn`, computed once. Compilers consider integer arithmetic cheap and would repeat
+    all of it for every use.
     """
-    # False but for one key in 2⁶⁴, which the compiler cannot exclude; that key would be given zeros
-    # for random words. It looks at the first key only: one branch for all.
+    # False except for one key in 2⁶⁴, which the compiler cannot exclude; that key would get zeros
+    # for random bits. Only the first key is tested: one branch for all.
     no_key_is_this = (key[0].ravel()[0] == 0x1E3779B9) & (key[1].ravel()[0] == 0x7F4A7C15)
     return rounding.materialise(drawn, no_key_is_this)
 
@@ -94,10 +94,10 @@ def fold_in(key: Words, data: UInt32[Array, "..."], once: bool = False) -> Words
 
 
 def is_threefry(array: Any) -> bool:
-    """True if an array holds keys that draw as we do: JAX's default."""
+    """True if an array holds keys of the generator implemented here: JAX's default."""
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return False
-    # Without it JAX numbers the counters in another way, and our words would not be its words.
+    # Without this option JAX numbers the counters differently, and our bits would not be equal.
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     return jax.random.key_impl(array) == "threefry2x32" and partitionable
 

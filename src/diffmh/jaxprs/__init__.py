@@ -1,1 +1,1 @@
-"""Reading JAX's programs: the only room that touches what JAX may change."""
+"""Reading JAX's programs: the only folder that depends on JAX internals."""

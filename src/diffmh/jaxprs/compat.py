@@ -1,8 +1,8 @@
-"""The door to whatever JAX may change between versions. Nothing outside this room reads a jaxpr.
+"""The entry to everything that JAX may change between versions. Only this folder reads jaxprs.
 
-`inlining` makes programs of jaxprs, `params` reads what an equation does, `patterns` recognises
-known functions and `primitives` makes primitives of our own. The rest, here, asks what a trace says
-of a function.
+`inlining` turns jaxprs into programs, `params` reads the operation of an equation, `patterns`
+recognises known functions and `primitives` defines our own primitives. The functions in this file
+answer questions about a function by tracing it.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from .program import Constant, Equation
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
-    """True if the computation of `function(argument, *others)` uses `argument` on the way to its
-    result, shapes aside.
+    """True if the result of `function(argument, *others)` depends on `argument`, not counting
+    shapes.
 
-    Arguments may be pytrees of `jax.ShapeDtypeStruct`. Calls within the computation are taken
-    whole, so the answer errs on the side of yes.
+    Arguments may be pytrees of `jax.ShapeDtypeStruct`. Inner calls are not examined, so the answer
+    may be True without need, but never False by mistake.
     """
     return any(jax.tree.leaves(dependence(function, argument, *others)[0]))
 
 
 def dependence(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """For each argument the tree of `function(*arguments)`, with true at the leaves on the way to
-    which the argument is used: `depends_on`.
+    """For each argument, the structure of `function(*arguments)` with True at the leaves that
+    depend on it (see `depends_on`).
     """
     closed, form = jax.make_jaxpr(function, return_shape=True)(*forms(arguments))
     jaxpr, begin, found = closed.jaxpr, 0, []
     for argument in arguments:
         end = begin + len(jax.tree.leaves(argument))
-        # Equations stand in order of evaluation, so that one pass finds all that is reached.
+        # Equations are in order of evaluation, so one pass is enough.
         reached = set(jaxpr.invars[begin:end])
         for equation in jaxpr.eqns:
             if any(_is_among(atom, reached) for atom in equation.invars):
@@ -73,18 +73,18 @@ def _is_among(atom: Any, reached: set[Any]) -> bool:
 
 
 def current_trace() -> Any:
-    """An object that stands for the transformation or loop being traced, to be compared."""
+    """An object that identifies the current trace, for comparison."""
     return jax.extend.core.get_opaque_trace_state()
 
 
 def is_traced_with(tree: Any, tracer: Any) -> bool:
-    """True if a tree has values of the same trace as `tracer`."""
+    """True if a tree contains values of the same trace as `tracer`."""
     leaves = jax.tree.leaves(tree)
     return any(isinstance(leaf, Tracer) and leaf._trace is tracer._trace for leaf in leaves)
 
 
 def moved(equation: Equation, moving: Sequence[bool]) -> list[bool]:
-    """Which results of an equation have a derivative, symbolically, by the operands that move."""
+    """For each result of an equation, True if it has a symbolic derivative along `moving`."""
     described = [
         jax.ShapeDtypeStruct(jax.numpy.shape(atom.value), jax.numpy.result_type(atom.value))
         if isinstance(atom, Constant)
@@ -102,8 +102,8 @@ def moved(equation: Equation, moving: Sequence[bool]) -> list[bool]:
             ]
             return equation.bind(*given)[index]
 
-        # JAX drops a derivative that is zero by a rule from the jaxpr; what is left uses the
-        # directions, so whether the tangent depends on them decides whether it moves.
+        # JAX removes symbolically zero derivatives from the jaxpr. So a result has a derivative
+        # iff its tangent depends on the directions.
         at = [operand for operand, moves in zip(operands, moving, strict=True) if moves]
         return jax.jvp(of_moving, at, directions)[1]
 
@@ -115,7 +115,7 @@ def moved(equation: Equation, moving: Sequence[bool]) -> list[bool]:
 
 
 def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
-    """True if `function` uses values, other than its arguments, that an outer `jit`, `grad` or
+    """True if `function` uses values other than its arguments that an outer `jit`, `grad` or
     `vmap` is tracing.
     """
     consts = jax.make_jaxpr(function)(*forms(arguments)).consts
@@ -123,8 +123,8 @@ def closes_over_tracers(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def constants_and_callbacks(closed: Any) -> tuple[list[Any], list[str]]:
-    """All arrays within a jaxpr, in the order in which they appear; and the primitives that ask
-    Python for values, which no text of the program shows.
+    """All arrays within a jaxpr, in order of appearance, and the primitives that call back into
+    Python, whose values the text of the program does not show.
     """
     constants, callbacks = [], []
     for inner in _with_inner(closed, set()):
@@ -137,7 +137,7 @@ def constants_and_callbacks(closed: Any) -> tuple[list[Any], list[str]]:
 
 
 def _with_inner(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """A jaxpr and those in the parameters of its equations, each once."""
+    """A jaxpr and all jaxprs in the parameters of its equations, each once."""
     if id(jaxpr) in seen:
         return
     seen.add(id(jaxpr))
@@ -149,7 +149,7 @@ def _with_inner(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def forms(tree: Any) -> Any:
-    """The shapes and types of a tree's arrays, without the axes of a mesh that they vary over."""
+    """The shapes and dtypes of a tree's arrays, without the mesh axes they vary over."""
     return jax.tree.map(_form, tree)
 
 
@@ -159,24 +159,36 @@ def _form(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
+def backend_has_started() -> bool:
+    """True once JAX has a backend: XLA has read its flags then, and reads them no more."""
+    # The only public trace of it: the number of devices cannot be changed any more.
+    count = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        jax.config.update("jax_num_cpu_devices", 2 if count == 1 else 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
+
+
 def inside_shard_map() -> bool:
-    """True if the code being traced runs on each device by itself."""
+    """True if the code being traced runs separately on each device."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def varies_over(leaves: Sequence[jax.Array]) -> frozenset[str]:
-    """The axes of the mesh that any of the arrays varies over, as far as `jax.shard_map` checks."""
+    """The mesh axes that any of the arrays varies over, if `jax.shard_map` tracks them."""
     return frozenset().union(*map(_varies_over, leaves))
 
 
 def _varies_over(leaf: jax.Array) -> frozenset[str]:
     kind: Any = jax.typeof(leaf)
-    # JAX 0.10 keeps them with what else it knows of manual axes, before it was by themselves.
+    # JAX 0.10 stores them with other information on manual axes; before, they were separate.
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
 def vary(value: Any, axes: frozenset[str]) -> jax.Array:
-    """The same value, said to vary over `axes`."""
+    """The same value, declared to vary over `axes`."""
     value = jax.numpy.asarray(value)
     missing = tuple(sorted(axes - _varies_over(value)))
     return jax.lax.pcast(value, missing, to="varying") if missing else value

@@ -1,4 +1,4 @@
-"""Inlining: makes a `Program` of a jaxpr, with its calls replaced by what they compute."""
+"""Inlining: turn a jaxpr into a `Program`, with its calls replaced by their bodies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .patterns import Pattern
 from .primitives import IMPLEMENTATIONS
 from .program import Cond, Constant, Equation, Program, Scan, Variable, While
 
-# How a program is read is one of these tables, compared by identity: which primitives are calls,
-# and under which parameter their jaxpr is. In a program to be differentiated:
+# Each of these tables is a way to read a program; tables are compared by identity. A table maps the
+# primitives that are calls to the parameter that holds their jaxpr. For differentiation:
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -30,22 +30,22 @@ _CALLS = {
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
 }
-# Operations that newer JAX keeps whole, and that are defined by others: a binary search, a product
-# of many factors. One with a derivative of its own is not among them.
+# Operations that newer versions of JAX keep as one primitive but that are defined by others: a
+# binary search, a product of many factors. Those with a custom derivative are not included.
 _WHOLE = "call_hi_primitive"
 _DEFINED_BY_OTHERS = {
     *("CheckpointName", "Einsum", "Frexp", "Ldexp", "Nonzero", "RematTraced", "Scan3"),
     "SearchSorted",
 }
-# Calls of this name are vouched for (`diffmh.continuous`).
+# Calls of this name are declared continuous by the user (`diffmh.continuous`).
 VOUCHED = "diffmh_continuous"
-# The identity, of its first operands: it matters to `jax.vmap` alone (`batch_first`).
+# The identity of its first operands; it only matters to `jax.vmap` (`batch_first`).
 BATCH_FIRST = "diffmh_batch_first"
-# The same, with what prints or raises.
+# The same, including equations that print or raise.
 _ACTING = dict(_CALLS)
-# In a program that is to be run only, functions with derivatives of their own are calls too.
+# In a program that is only evaluated, functions with custom derivatives are calls too.
 _RUN = _CALLS | {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-# And where it is only asked what such a function computes.
+# For examining what such a function computes.
 _BODIES = dict(_RUN)
 
 
@@ -56,35 +56,35 @@ def program(
     acts: bool = False,
 ) -> tuple[Program, Any]:
     """The program that computes the leaves of `function(*arguments)` from the leaves of
-    `arguments`, and the result's form.
+    `arguments`, and the structure of the result.
 
-    Primitives of ours and functions with derivatives of their own are inlined unless the program is
-    to be differentiated. What prints, raises or otherwise `acts` is in a program to be run, and
-    in others if asked for.
+    Our own primitives and functions with custom derivatives are inlined unless the program is to be
+    differentiated. Equations that print, raise or have other effects are included in a program that
+    is to be evaluated; in others only with `acts`.
     """
-    # One trace for the program and for its result's form: the user's function runs once.
+    # One trace for the program and the structure of its result: the user's function runs once.
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return _program(closed, (_ACTING if acts else _CALLS) if differentiated else _RUN), shape
 
 
 def body(equation: Equation) -> Program | None:
-    """The program of a function with a derivative of its own; `None` for other equations."""
+    """The program of a function with a custom derivative; `None` for other equations."""
     if equation.primitive not in ("custom_jvp_call", "custom_vjp_call"):
         return None
     return _program(equation.params["call_jaxpr"], _BODIES, equation.where)
 
 
 def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program:
-    """A jaxpr as a program of fresh variables; equations that nothing needs are left out, but
-    not those of a program to be run that print, raise or otherwise act.
+    """A jaxpr as a program with fresh variables. Unused equations are removed, except those of a
+    program to be evaluated that print, raise or have other effects.
     """
     inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
     equations: list[tuple[Equation, bool]] = []
     outputs = _inline(closed, calls, inputs, equations, called_at)
     if calls is _CALLS or calls is _BODIES:
         patterns.vouch_for_known(equations, _patterns())
-    # Backward, so that what an equation needs is known before the equations that make it. A step
-    # whose result nothing reads must not be taken for one of the function.
+    # Backward, so that all uses of an equation are known before the equation itself. A step whose
+    # result is unused must not count as a step of the function.
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
     kept = []
     for equation, acts in reversed(equations):
@@ -101,8 +101,8 @@ def _inline(
     equations: list[tuple[Equation, bool]],
     called_at: str,
 ) -> tuple[Any, ...]:
-    """Appends the equations of a jaxpr applied to `operands`, each with whether it has effects;
-    returns its outputs.
+    """Append the equations of a jaxpr applied to `operands`, each with True if it has effects, and
+    return its outputs.
     """
     jaxpr = getattr(closed, "jaxpr", closed)
     names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
@@ -121,7 +121,7 @@ def _inline(
                     (dataclasses.replace(one, vouched=True), acts)
                     for one, acts in equations[begin:]
                 ]
-        # The identity of its first operands, for everybody but `jax.vmap`.
+        # Only `jax.vmap` distinguishes this from the identity of the first operands.
         elif name == BATCH_FIRST:
             outputs = inputs[: len(equation.outvars)]
         elif _is_defined_by_others(equation):
@@ -150,9 +150,9 @@ def _inline(
 
 @functools.cache
 def _patterns() -> tuple[Pattern, ...]:
-    """The patterns of functions that are known to be continuous and are not calls."""
+    """The patterns of functions that are known to be continuous but are not calls."""
     found = []
-    kinds = (dict(_CALLS), dict(_BODIES))  # Not searched for patterns themselves.
+    kinds = (dict(_CALLS), dict(_BODIES))  # Tables without patterns of their own.
     forms = itertools.product(known.LOOSE, ("float32", "float64"), ((), (2,)), kinds)
     for (function, count), dtype, shape, calls in forms:
         with jax.enable_x64(dtype == "float64"):
@@ -160,14 +160,14 @@ def _patterns() -> tuple[Pattern, ...]:
         equations: list[tuple[Equation, bool]] = []
         inputs = tuple(_fresh(variable) for variable in closed.jaxpr.invars)
         _inline(closed, calls, inputs, equations, "")
-        # An equation that hides what it computes would match any other.
+        # An equation that hides its computation would match any other.
         if not any("custom" in equation.primitive for equation, _ in equations):
             found.append(patterns.pattern_of([equation for equation, _ in equations]))
     return tuple(dict.fromkeys(found))
 
 
 def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:
-    """True if a call is vouched for, or one of JAX's functions that are known to be continuous."""
+    """True if a call is declared continuous, or is a function of JAX known to be continuous."""
     name = call.params.get("name")
     constants = [
         atom.value if isinstance(atom, Constant) and not isinstance(atom.value, Tracer) else None
@@ -175,7 +175,7 @@ def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:
     ]
     if name == VOUCHED:
         return True
-    # A name proves nothing: the jaxpr must be that of the function itself, for these operands.
+    # A name proves nothing: the jaxpr must equal that of the function itself for these operands.
     functions = known.references(name, constants)
     if not functions:
         return False
@@ -189,7 +189,7 @@ def _is_continuous(call: Any, operands: Sequence[Any]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _calls_like(function: Callable[..., Any], name: str, forms: tuple[Any, ...], text: str) -> bool:
-    """True if `function`, of operands of these forms, calls something of this name and jaxpr."""
+    """True if `function`, with operands of these shapes, calls something of this name and jaxpr."""
     try:
         traced = jax.make_jaxpr(function)(*forms)
     except (TypeError, ValueError):
@@ -210,15 +210,15 @@ def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
 
 
 def _is_defined_by_others(equation: Any) -> bool:
-    """True if an operation that JAX keeps whole can be replaced by what it is defined by."""
+    """True if an operation that JAX keeps as one primitive can be replaced by its definition."""
     if equation.primitive.name != _WHOLE:
         return False
     return type(equation.params["_prim"]).__name__ in _DEFINED_BY_OTHERS
 
 
 def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:
-    """`vmap` of a `while_loop` has a condition per lane; here one condition, until all lanes have
-    stopped, each as it was when it did.
+    """`vmap` of a `while_loop` has a condition for each lane. Replace it by one condition that
+    holds until all lanes have stopped, each frozen when it did.
     """
     num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
     condition, body = (
@@ -235,6 +235,7 @@ def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:
         runs = goes_on(carry)
         after = body(*operands[num_condition : num_condition + num_body], *carry)
 
+        # A lane that has stopped keeps its values, whatever the body computes for it.
         def chosen(new, old):
             wide = runs.reshape(*runs.shape, *(1,) * (new.ndim - runs.ndim))
             return jax.numpy.where(wide, new, old)
@@ -260,7 +261,7 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
 
     match equation.primitive.name:
         case "scan":
-            # JAX 0.12 counts them by a tree of flags instead.
+            # JAX 0.12 uses a tree of flags instead.
             if "num_carry" in params:
                 num_constants, num_carry = params["num_consts"], params["num_carry"]
             else:
@@ -281,7 +282,7 @@ def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | Whi
             return None
 
 
-# JAX, equinox, and diffmh itself.
+# Code of JAX, equinox and diffmh itself.
 _NOT_USER_CODE = (
     str(pathlib.Path(jax.__file__).parent),
     str(pathlib.Path(equinox.__file__).parent),
@@ -290,7 +291,7 @@ _NOT_USER_CODE = (
 
 
 def _where(equation: Any) -> str:
-    """The line of user code that an equation comes from, as far as is known."""
+    """The line of user code that an equation comes from, if known."""
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         if not frame.file_name.startswith(_NOT_USER_CODE):
@@ -299,14 +300,14 @@ def _where(equation: Any) -> str:
 
 
 def inner_primitives(equation: Equation) -> set[str]:
-    """The names of the primitives inside an equation that is taken whole, such as a `custom_jvp`
+    """The names of the primitives inside an equation that is not inlined, such as a `custom_jvp`
     function.
     """
     return {inner.primitive.name for inner in _equations(tuple(equation.params.values()))}
 
 
 def _equations(parameter: Any) -> Iterator[Any]:
-    """The equations of all jaxprs that a parameter holds, and of those within them."""
+    """The equations of all jaxprs in a parameter, including inner ones."""
     if isinstance(parameter, tuple | list):
         for part in parameter:
             yield from _equations(part)
@@ -316,8 +317,8 @@ def _equations(parameter: Any) -> Iterator[Any]:
 
 
 def traced(function: Callable[..., Any], *arguments: Any) -> tuple[set[str], Any]:
-    """The names of the primitives that `function(*arguments)` comes down to, and its result's
-    form.
+    """The names of the primitives that `function(*arguments)` uses, and the structure of its
+    result.
     """
     closed, form = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return {equation.primitive.name for equation in _equations(closed)}, form

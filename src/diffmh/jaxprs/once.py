@@ -1,4 +1,4 @@
-"""A user's function traced once for each form of its arguments, however often it is used."""
+"""Trace a user's function once for each form of its arguments, however often it is used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import equinox as eqx
 import jax
 
-# By the function's identity, for as long as anybody holds the wrapper, which holds the function.
+# Keyed by the function's identity, while its wrapper, which holds the function, is alive.
 _known: weakref.WeakValueDictionary[int, TracedOnce] = weakref.WeakValueDictionary()
-# Inside `with_lines`, functions are traced anew.
+# Inside `with_lines`, functions are traced again.
 _traced_anew = [False]
 
 
 class TracedOnce:
-    """A function whose equations are kept: a call with arguments of a form that was seen before
-    repeats them instead of running its Python again. It computes and differentiates the same.
+    """A function whose equations are cached: a call with arguments of a known form replays them
+    instead of running the Python code again. Results and derivatives are the same.
 
-    A function that closes over traced values is a new object each time that they are traced, so
-    what is kept never outlives them; `jax.jit` relies on the same.
+    A function that closes over traced values is a new object for each trace, so the cache never
+    outlives them; `jax.jit` relies on the same.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -37,7 +37,7 @@ class TracedOnce:
         try:
             return self._compiled(*given)
         except TypeError:
-            # `jit` refuses results that are not arrays; whoever called says so in our words.
+            # `jit` rejects results that are not arrays; our caller raises its own error for that.
             return self.function(*given)
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class TracedOnce:
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, traced once; the same object for the same function. Only plain functions are
+    """The function, traced once; the same wrapper for the same function. Only plain functions are
     wrapped: a module is a pytree whose arrays must stay visible.
     """
     if not isinstance(function, types.FunctionType):
@@ -58,7 +58,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def with_lines() -> Iterator[None]:
-    """Traces functions anew, so that their equations know the lines that they come from."""
+    """Trace functions again, so that their equations know their source lines."""
     before, _traced_anew[0] = _traced_anew[0], True
     try:
         yield

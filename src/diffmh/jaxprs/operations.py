@@ -1,5 +1,5 @@
-"""What `chains` has to know of an equation to give it one more axis: `compat.operation` reads it
-off.
+"""The description of an operation that `chains` needs to give it one more axis. `params.operation`
+creates it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Broadcast:
-    """To `shape`, the operand's axes becoming `axes` of the result."""
+    """Broadcast to `shape`; the operand's axes become `axes` of the result."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
@@ -17,14 +17,14 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Reshape:
-    """To `shape`, in the order of the elements."""
+    """Reshape to `shape`, keeping the order of the elements."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """From `starts` up to `limits` in steps of `strides`."""
+    """Slice from `starts` to `limits` with `strides`."""
 
     starts: tuple[int, ...]
     limits: tuple[int, ...]
@@ -40,14 +40,14 @@ class Pad:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Axis `axes[i]` of the operand becomes axis i."""
+    """Transpose: axis `axes[i]` of the operand becomes axis i."""
 
     axes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Logical:
-    """True if all, or any, are true over `axes`."""
+    """Logical all or any over `axes`."""
 
     axes: tuple[int, ...]
     of_all: bool
@@ -55,33 +55,41 @@ class Logical:
 
 @dataclass(frozen=True)
 class DynamicSlice:
-    """A slice of these sizes, from positions that are operands."""
+    """A slice of these sizes; the start indices are operands."""
 
     sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """One entry along the last axis of a table, at positions that are the second operand and are
+    clipped to the table: `result[k, 0] = table[k, positions[k, 0]]`, where the table, or the
+    positions, may be the same for all k and have no such axis.
+    """
+
+
+@dataclass(frozen=True)
 class DynamicUpdate:
-    """The second operand written over the first, at positions that are the other operands."""
+    """The second operand written over the first; the start indices are the other operands."""
 
 
 @dataclass(frozen=True)
 class SplitKeys:
-    """`shape` keys from each."""
+    """Split each key into `shape` keys."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class DrawWords:
-    """`shape` words of 32 bits from each key."""
+    """Draw `shape` random 32-bit words from each key."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FoldIn:
-    """A key from each key and number."""
+    """Fold a number into each key."""
 
 
 Operation = (
@@ -92,6 +100,7 @@ Operation = (
     | Transpose
     | Logical
     | DynamicSlice
+    | Lookup
     | DynamicUpdate
     | SplitKeys
     | DrawWords

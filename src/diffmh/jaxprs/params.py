@@ -1,4 +1,4 @@
-"""Params: what an equation does, read from its primitive's parameters, which JAX may rename."""
+"""Params: the operation of an equation, read from its parameters, which JAX may rename."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .program import Equation
 
 
 def _of_python(value: Any) -> Any:
-    """Integers, and tuples of them, which JAX may give as NumPy's, as Python's."""
+    """Integers and tuples of integers as Python objects; JAX may use NumPy's."""
     if type(value) is tuple:
         return tuple(map(_of_python, value))
     return value.item() if isinstance(value, numpy.integer) else value
 
 
 def operation(equation: Equation) -> operations.Operation | None:
-    """The operation of an equation, if `chains` rewrites it and knows this form of it: shapes that
-    are not operands, random words of 32 bits.
+    """The operation of an equation, if `chains` rewrites it and supports this form of it: static
+    shapes, random bits in 32-bit words.
     """
     params = {name: _of_python(value) for name, value in equation.params.items()}
     num_operands = len(equation.inputs)
@@ -32,7 +32,7 @@ def operation(equation: Equation) -> operations.Operation | None:
             return operations.Reshape(params["new_sizes"])
         case "slice":
             starts, strides = params["start_indices"], params["strides"]
-            # JAX leaves strides of 1 out, or spells them out.
+            # JAX may omit strides of 1.
             strides = (1,) * len(starts) if strides is None else strides
             return operations.Slice(starts, params["limit_indices"], strides)
         case "pad":
@@ -43,6 +43,8 @@ def operation(equation: Equation) -> operations.Operation | None:
             return operations.Logical(tuple(params["axes"]), name == "reduce_and")
         case "dynamic_slice" if num_operands == 1 + len(params["slice_sizes"]):
             return operations.DynamicSlice(params["slice_sizes"])
+        case "gather" if _is_lookup(equation):
+            return operations.Lookup()
         case "dynamic_update_slice":
             return operations.DynamicUpdate()
         case "random_split":
@@ -55,8 +57,32 @@ def operation(equation: Equation) -> operations.Operation | None:
             return None
 
 
+def _is_lookup(equation: Equation) -> bool:
+    """True for the three forms of a gather that `jax.vmap` makes of `table[index]`: over the
+    index, over the table, or over both, the mapped axis leading.
+    """
+    params, (table, positions) = equation.params, equation.inputs
+    numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
+    last = len(table.shape) - 1
+    if (
+        params["mode"] != jax.lax.GatherScatterMode.CLIP
+        or tuple(numbers.collapsed_slice_dims)
+        or tuple(numbers.start_index_map) != (last,)
+    ):
+        return False
+    leading = tuple(table.shape[:-1])
+    batching = tuple(numbers.operand_batching_dims), tuple(numbers.start_indices_batching_dims)
+    of_index = len(leading) == 0 and batching == ((), ()) and sizes == (1,)
+    of_table = len(leading) == 1 and batching == ((), ()) and sizes == (*leading, 1)
+    of_both = len(leading) == 1 and batching == ((0,), (0,)) and sizes == (1, 1)
+    rank, offsets = len(positions.shape), tuple(numbers.offset_dims)
+    if of_table:
+        return rank == 1 and offsets == (0, 1)
+    return (of_index or of_both) and rank == 2 and offsets == (1,)
+
+
 def parameters_of(equation: Equation) -> str:
-    """The parameters of an operation as text: equations of one primitive with equal texts are the
+    """The parameters of an operation as text. Equations of one primitive with equal texts are the
     same function of their operands.
     """
     return str(sorted((name, str(value)) for name, value in equation.params.items()))
@@ -78,7 +104,7 @@ def reduced_axes(equation: Equation) -> tuple[int, ...]:
 
 
 def running_axis(equation: Equation) -> tuple[int, bool]:
-    """The axis along which a `cumprod` runs, and whether it runs backward."""
+    """The axis along which a `cumprod` runs, and True if it runs backward."""
     return equation.params["axis"], equation.params["reverse"]
 
 
@@ -94,8 +120,8 @@ def counted_axis(equation: Equation) -> int:
 
 
 def moved_entry(equation: Equation, index: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Where an entry of the result stands in the operand of an operation that only moves entries;
-    `None` for other operations. A place on an axis is a number, or `(label, stride, offset)` for
+    """The position of an entry of the result in the operand, for an operation that only moves
+    entries; `None` for others. A position on an axis is a number, or `(label, stride, offset)` for
     `offset + stride · label`.
     """
     match operation(equation):
@@ -118,12 +144,12 @@ def _further(place: Any, stride: int, start: int) -> Any:
 
 
 def sums_over_first(equation: Equation) -> bool:
-    """True for a sum over the first axis, and perhaps over others."""
+    """True for a sum over the first axis, alone or with others."""
     return equation.primitive == "reduce_sum" and 0 in equation.params["axes"]
 
 
 def into_floats(equation: Equation) -> dict[str, Any]:
-    """The changed parameters with which an operation on integers makes floats of floats."""
+    """The parameters to change so that an operation on integers applies to floats."""
     kinds = {"new_dtype", "preferred_element_type"} & set(equation.params)
     if any(equation.params[name] is None for name in kinds):
         return {}
@@ -131,5 +157,5 @@ def into_floats(equation: Equation) -> dict[str, Any]:
 
 
 def only_says_that_it_varies(equation: Equation) -> bool:
-    """True if an equation is one that `compat.vary` makes."""
+    """True if the equation was created by `compat.vary`."""
     return equation.primitive == "pvary"

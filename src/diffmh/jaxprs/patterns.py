@@ -1,7 +1,7 @@
-"""Patterns: equations that compute a known function, wherever they stand in a program.
+"""Patterns: equations that compute a known function, anywhere in a program.
 
-A pattern keeps the operations, the constants and the flow of values, and forgets the shapes. What
-comes from outside may be anything, so equations that match compute the known function of it.
+A pattern has the operations, the constants and the data flow, without shapes. Values from outside
+are arbitrary, so equations that match compute the known function of them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jax.core import Tracer
 from .params import exponent
 from .program import Constant, Equation, Variable
 
-# An operation, what its operands are, and the same of the programs within it.
+# An operation, its operands, and the same for its inner programs.
 Pattern = tuple[tuple[Any, ...], ...]
 
 
 def pattern_of(equations: Sequence[Equation]) -> Pattern:
-    """Values are named by where they come from: an operation before, a constant, or outside."""
+    """Values are named by their origin: an earlier operation, a constant, or outside."""
     names: dict[Any, Any] = {}
     rows = []
     for number, equation in enumerate(equations):
@@ -35,14 +35,14 @@ def pattern_of(equations: Sequence[Equation]) -> Pattern:
 
 def _named(atom: Any, names: dict[Any, Any]) -> Any:
     if isinstance(atom, Constant) and not isinstance(atom.value, Tracer):
-        # A number may stand in a jaxpr in single or in double precision.
+        # A number may appear in a jaxpr in single or in double precision.
         return "constant", tuple(numpy.unique(numpy.asarray(atom.value).astype("float32")))
     outside = sum(name[0] == "outside" for name in names.values())
     return names.setdefault(atom, ("outside", outside))
 
 
 def _matches(equations: Sequence[Equation], pattern: Pattern) -> bool:
-    """True if equations do what the pattern says, with anything for what comes from outside."""
+    """True if the equations match the pattern, with arbitrary values from outside."""
     names: dict[Any, Any] = {}
     outside: dict[Any, Any] = {}
     for number, (equation, row) in enumerate(zip(equations, pattern, strict=True)):
@@ -51,8 +51,8 @@ def _matches(equations: Sequence[Equation], pattern: Pattern) -> bool:
             return False
         for atom, wanted in zip(equation.inputs, operands, strict=True):
             if wanted[0] == "outside":
-                # Two operands that are one value in the pattern must be one value here, and none
-                # may come from inside: another flow of values is another function.
+                # Operands that are one value in the pattern must be one value here, and must come
+                # from outside: a different data flow is a different function.
                 same = atom if isinstance(atom, Variable) else _named(atom, {})
                 if atom in names or outside.setdefault(wanted, same) != same:
                     return False
@@ -70,7 +70,7 @@ def _matches(equations: Sequence[Equation], pattern: Pattern) -> bool:
 
 
 def vouch_for_known(equations: list[tuple[Equation, bool]], patterns: Sequence[Pattern]) -> None:
-    """Mark the equations that match a pattern as vouched for, in place."""
+    """Mark the equations that match a pattern as continuous (`vouched`), in place."""
     plain = [equation for equation, _ in equations]
     for pattern in patterns:
         primitives = [row[0] for row in pattern]

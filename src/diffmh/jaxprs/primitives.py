@@ -1,4 +1,4 @@
-"""Primitives of our own, and the abstract values that their rules speak of."""
+"""Our own primitives, and abstract values for their rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-# By name, what each computes: a program that is only run has these equations in its place.
+# The implementation of each, by name: it replaces the equation in a program that is only evaluated.
 IMPLEMENTATIONS: dict[str, Callable[..., list[Any]]] = {}
 
 
@@ -21,14 +21,14 @@ def new_primitive(
     batched: Callable[..., dict[str, Any]] = lambda **params: params,
     jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., list[Any]]:
-    """A primitive with several results: how it is computed, and what shapes come out. Returns its
-    `bind`.
+    """Define a primitive with several results, given its implementation and abstract evaluation.
+    Returns its `bind`.
 
-    A batch becomes the leading axis of every operand and of every result; `batched` are the
-    parameters that say so. `jvp(primals, tangents, **params)` is JAX's own rule, or refuses.
+    A batch becomes the leading axis of every operand and of every result; `batched` updates the
+    parameters accordingly. `jvp(primals, tangents, **params)` is the rule for JAX, or raises.
     """
     primitive = Primitive(name)
-    # One convention for all of ours: operands and results are flat lists.
+    # Convention for all of our primitives: operands and results are flat lists.
     primitive.multiple_results = True
     IMPLEMENTATIONS[name] = implementation
     primitive.def_impl(

@@ -1,6 +1,6 @@
-"""Programs: jaxprs with their calls inlined, in terms of our own.
+"""Programs: jaxprs with their calls inlined, in our own data structures.
 
-`inlining` makes them; whatever reads a program reads these, and never a jaxpr's own parameters.
+`inlining` creates them. All other code reads programs, never the parameters of a jaxpr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Variable:
-    """A value's place in a program."""
+    """A variable of a program."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -52,12 +52,12 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Edges:
-    """How values pass between an equation and the programs within it.
+    """How values pass between an equation and its inner programs.
 
-    `into[i]` are the inner inputs that operand i becomes at first; `around` are pairs of an inner
-    value and the inner input that it becomes next (in the next round, or in the condition);
-    `out[j]` are the inner values of which output j is one. What has no inner input (the index of a
-    `Cond`) only decides.
+    `into[i]` are the inner inputs that operand i initially becomes; `around` are pairs of an inner
+    value and the inner input that it becomes next (in the next iteration, or in the condition);
+    `out[j]` are the inner values that output j may be. An operand without an inner input (the index
+    of a `Cond`) is a predicate.
     """
 
     into: tuple[tuple[Variable, ...], ...]
@@ -81,11 +81,11 @@ class Scan:
 
     @property
     def carry(self) -> tuple[Variable, ...]:
-        """The body's inputs that change from round to round."""
+        """The body's inputs that change between iterations."""
         return self.parts(self.body.inputs)[1]
 
     def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]:
-        """Constants, what the carry starts from, and what is sliced."""
+        """Constants, initial values of the carry, and sliced operands."""
         edge = self.num_constants + self.num_carry
         return (
             tuple(operands[: self.num_constants]),
@@ -117,16 +117,16 @@ class While:
 
     @property
     def carry(self) -> tuple[Variable, ...]:
-        """The body's inputs that change from round to round."""
+        """The body's inputs that change between iterations."""
         return self.body.inputs[self.num_body_constants :]
 
     @property
     def seen(self) -> tuple[Variable, ...]:
-        """The same as the condition's inputs."""
+        """The same values as inputs of the condition."""
         return self.condition.inputs[self.num_condition_constants :]
 
     def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]:
-        """Constants of the condition, constants of the body, and what the carry starts from."""
+        """Constants of the condition, constants of the body, and initial values of the carry."""
         edge = self.num_condition_constants + self.num_body_constants
         return (
             tuple(operands[: self.num_condition_constants]),
@@ -171,7 +171,7 @@ class Cond:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation:
     """`outputs = primitive(*inputs)`. `control` holds the inner programs of a loop or a
-    conditional; `vouched` says that a user takes responsibility for its being continuous.
+    conditional. `vouched` is True if the user declared it continuous.
     """
 
     primitive: str
@@ -185,11 +185,11 @@ class Equation:
 
     @property
     def inner(self) -> tuple[Program, ...]:
-        """The programs within."""
+        """The inner programs."""
         return () if self.control is None else self.control.programs
 
     def bind(self, *operands: Any, **changed: Any) -> tuple[Any, ...]:
-        """The primitive itself, under whatever transformations the operands are traced by, with
-        some parameters changed.
+        """Apply the primitive, under the transformations that trace the operands, with some
+        parameters changed.
         """
         return self._bind(*operands, **changed)

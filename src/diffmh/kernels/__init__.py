@@ -9,3 +9,5 @@ from .gibbs import Gibbs as Gibbs
 from .hamiltonian import Hamiltonian as Hamiltonian
 from .langevin import Langevin as Langevin
 from .metropolis import MetropolisHastings as MetropolisHastings
+from .schedule import Schedule as Schedule
+from .tempering import Tempering as Tempering

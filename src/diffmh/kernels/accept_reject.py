@@ -49,6 +49,15 @@ class AcceptReject(OfDensity, Update):
         """`y'`, the proposal of an alternative beside a step of the primal."""
 
     @property
+    def keeps_apart(self):
+        return self.coupling is not None and self.coupling.keeps_apart(self.proposed_by)
+
+    @property
+    def proposed_by(self) -> type[Proposal]:
+        """The kind of its proposals, as far as it is known without θ."""
+        return Proposal
+
+    @property
     def cached_function(self):
         return self.density if self.cached else None
 
@@ -61,9 +70,19 @@ class AcceptReject(OfDensity, Update):
     def start(self, parameters: Parameters, x: PyTree) -> State:
         return State(x, parameters.evaluate(self.density, x) if self.cached else None)
 
-    def decide(self, parameters: Parameters, state: State, x_new: Value, uniform: Array) -> Step:
-        """The step that proposes `x_new`."""
-        x_new, score = self._forget(parameters, state, x_new)
+    def decide(
+        self,
+        parameters: Parameters,
+        state: State,
+        x_new: Value,
+        uniform: Array,
+        score: Float[Array, "P"] | None = None,
+    ) -> Step:
+        """The step that proposes `x_new`; `score` is `∂ log q(x_new | x)` where the state has no
+        tangent to carry what of it depends on θ.
+        """
+        if score is None:
+            x_new, score = self._forget(parameters, state, x_new)
         proposed, log_ratio = self.log_ratio(parameters, state, x_new)
         acceptance = Acceptance.draw(uniform, log_ratio, score)
         # Selected, not computed: a chain that stays is where it was bit for bit.
@@ -73,6 +92,10 @@ class AcceptReject(OfDensity, Update):
     def coupled_step(self, parameters, step, alternative, noise, coupling_noise):
         y_new = self.propose_beside(parameters, step, alternative, noise, coupling_noise)
         return self.accepted(parameters, alternative, y_new, noise.uniform)
+
+    def coupled_transition(self, parameters, step, alternative, noise, coupling_noise):
+        y_new = self.propose_beside(parameters, step, alternative, noise, coupling_noise)
+        return self.decide(parameters, alternative, Value(y_new), noise.uniform)
 
     def accepted(self, parameters: Parameters, state: State, x_new: PyTree, uniform) -> State:
         """The state after a proposal of `x_new`, without derivatives."""
@@ -86,11 +109,13 @@ class AcceptReject(OfDensity, Update):
         if not self.cached:
             here = parameters.evaluate(self.density, state.value)
         there = parameters.evaluate(self.density, x_new)
+        # log r = log g(x') − log g(x) + log q(x | x') − log q(x' | x), of which a symmetric
+        # proposal has no second half.
         log_ratio = there - here
 
         def log_proposal_ratio(theta, x, x_new, *args):
             proposal = self.proposal_at(theta, *args)
-            return _log_prob(proposal, x_new, x) - _log_prob(proposal, x, x_new)
+            return log_prob(proposal, x_new, x) - log_prob(proposal, x, x_new)
 
         if not self.proposal_at(parameters.theta, *parameters.args).symmetric:
             log_ratio += parameters.evaluate(log_proposal_ratio, state.value, x_new)
@@ -115,8 +140,14 @@ class AcceptReject(OfDensity, Update):
 
     def flipped(self, step, noise, decision, candidate):
         assert step.proposed is not None
+        # The accept is the last decision of a step: the flip of an accept stays, that of a reject
+        # moves.
         other = trees.select(step.decisions[-1].outcome, step.before, step.proposed)
         return without_tangents(State(other.x, other.cache))
+
+    def leads_nowhere(self, step, noise):
+        # A proposal of the present state has `log r = 0` whatever θ is: its weight is 0 by itself.
+        return None
 
     def martingale_increment(
         self, parameters, step, alternative, alternative_after, noise, coupling_noise, function
@@ -128,6 +159,7 @@ class AcceptReject(OfDensity, Update):
         _, log_ratio = self.log_ratio(plain, alternative, Value(y_new))
 
         def one(x, x_new, acceptance):
+            # E[b | x, x'] = α: the increment has mean zero given what is proposed.
             chance = acceptance.accepted - acceptance.probability
             return of_possible(chance, function(x_new) - function(x))
 
@@ -135,7 +167,7 @@ class AcceptReject(OfDensity, Update):
         return one(alternative.x, y_new, Acceptance.draw(noise.uniform, log_ratio)) - of_primal
 
 
-def _log_prob(proposal: Proposal, x: PyTree, x_new: PyTree) -> Float[Array, ""]:
+def log_prob(proposal: Proposal, x: PyTree, x_new: PyTree) -> Float[Array, ""]:
     log_q = proposal.log_prob(x, x_new)
     if jnp.shape(log_q) != ():
         raise TypeError(

@@ -38,6 +38,10 @@ class Several(Kernel):
     def conditions(self, theta, *args):
         return tuple(each for kernel in self.kernels for each in kernel.conditions(theta, *args))
 
+    @property
+    def draws_within_steps(self):
+        return any(kernel.draws_within_steps for kernel in self.kernels)
+
 
 class Cycle(Several):
     """`Cycle(first, second, ...)` runs kernels in turn as one step: a sweep, or
@@ -115,6 +119,10 @@ class Repeat(Kernel):
     def conditions(self, theta, *args):
         return self.kernel.conditions(theta, *args)
 
+    @property
+    def draws_within_steps(self):
+        return self.kernel.draws_within_steps
+
     def without_cache(self):
         return Repeat(self.kernel.without_cache(), self.num_steps)
 
@@ -158,6 +166,8 @@ class Sweep(Kernel):
         return self._at(0).updates()
 
     def densities(self):
+        # As for caches: the same identity twice means one density for all sites, and both are held
+        # here, as an object that is gone may lend its identity to another.
         here, again = self._at(0), self._at(0)
         own = here.densities()
         if own.keys() == again.densities().keys():
@@ -190,6 +200,10 @@ class Sweep(Kernel):
         """The conditions of every site, sites leading."""
         each = lambda site: self._at(site).conditions(theta, *args)
         return eqx.filter_vmap(each)(jnp.arange(self.num_sites))
+
+    @property
+    def draws_within_steps(self):
+        return self._at(0).draws_within_steps
 
     def without_cache(self):
         return Sweep(lambda site: self.kernel_at(site).without_cache(), self.num_sites)

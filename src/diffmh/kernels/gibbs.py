@@ -13,8 +13,10 @@ from jaxtyping import Array, Float
 
 from ..base import parts, trees, validate
 from ..base.validate import Checked
+from ..core.block_update import BlockUpdate
 from ..core.decisions import Bernoulli, Categorical
-from ..core.kernel import BlockUpdate, DensityOdds, OfDensity, State
+from ..core.kernel import OfDensity, State, Step
+from ..core.odds import DensityOdds
 from ..core.parameters import Parameters, any_mapped
 from ..couplings import CommonRandomNumbers, Coupling, Maximal
 from ..proposals import check_label_dtype, refuse_labels
@@ -113,6 +115,15 @@ class Gibbs(OfDensity, BlockUpdate):
         # Chains that have met stay together, whatever rounding says of two equal distributions.
         met = trees.equal(step.before.x, alternative.x)
         return State(trees.select(met, step.after.x, moved))
+
+    def coupled_transition(self, parameters, step, alternative, noise, coupling_noise):
+        if not self._maximal:
+            return self.step(parameters, alternative, noise)
+        own = self.decide(parameters, alternative, noise)
+        # By itself the outcome has the law of `own`, so that the flips of `own` apply to it.
+        outcome = own.nearest(step.decisions[0], coupling_noise)
+        after = State(self.result(alternative.x, noise, outcome))
+        return Step(alternative, after, (Categorical(outcome, own.logits),))
 
     def martingale_increment(
         self, parameters, step, alternative, alternative_after, noise, coupling_noise, function

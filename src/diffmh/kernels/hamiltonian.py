@@ -75,6 +75,11 @@ class Hamiltonian(OfDensity, Update):
         return True
 
     @property
+    def keeps_apart(self):
+        # With one momentum, two different points meet under the leapfrog map only to rounding.
+        return True
+
+    @property
     def has_own_parameters(self):
         return callable(self.step_size)
 
@@ -108,6 +113,10 @@ class Hamiltonian(OfDensity, Update):
         # Chains that have met stay together, however two copies of one trajectory are rounded.
         met = trees.equal(step.before.x, alternative.x)
         return State(trees.select(met, step.after.x, moved))
+
+    def leads_nowhere(self, step, noise):
+        # A trajectory hardly ever ends where it began, bit for bit: looking is not worth it.
+        return None
 
     def flipped(self, step, noise, decision, candidate):
         assert step.proposed is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -38,6 +38,7 @@ class _DriftOf(eqx.Module):
 
     density: Callable[..., Float[Array, ""]]
     step_size: Any
+    kind: ClassVar[type[LangevinDrift]] = LangevinDrift
 
     def __call__(self, theta, *args):
         step_size = self.step_size

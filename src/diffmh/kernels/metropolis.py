@@ -14,12 +14,13 @@ from .. import couplings, proposals
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..core.decisions import Categorical, accept_probability, of_possible
-from ..core.kernel import DensityOdds, Kernel, State, Step
+from ..core.kernel import Kernel, State, Step
+from ..core.odds import DensityOdds
 from ..core.parameters import Parameters
 from ..core.values import Value, without_tangents
 from ..couplings import Coupling
 from ..proposals import FiniteProposal, Proposal
-from .accept_reject import AcceptReject, ProposalNoise
+from .accept_reject import AcceptReject, ProposalNoise, log_prob
 
 # A mean over a proposal's values is taken exactly where there are at most this many.
 _FEW_VALUES = 16
@@ -35,6 +36,10 @@ class FixedProposal(AcceptReject):
 
     def proposal_at(self, theta, *args):
         return self.proposal
+
+    @property
+    def proposed_by(self):
+        return type(self.proposal.part_proposal)
 
     def noise(self, key, x, num_steps):
         key_propose, key_accept = jax.random.split(key)
@@ -96,6 +101,7 @@ class FixedProposal(AcceptReject):
             return of_possible(chance, function(x_new) - function(x))
 
         changes = jax.vmap(change)(jnp.arange(probability.size))
+        # An impossible value has probability 0, and whatever g is there must not count.
         expected = jnp.sum(of_possible(probability[:, None], changes), axis=0)
         return function(after.x) - function(x) - expected
 
@@ -131,6 +137,10 @@ class ProposalOfTheta(AcceptReject):
     def proposal_at(self, theta, *args):
         return self.proposal(theta, *args)
 
+    @property
+    def proposed_by(self):
+        return getattr(self.proposal, "kind", Proposal)
+
     def noise(self, key, x, num_steps):
         key_propose, key_accept = jax.random.split(key)
         uniform = jax.random.uniform(key_accept, (num_steps,))
@@ -149,13 +159,41 @@ class ProposalOfTheta(AcceptReject):
             proposal = self.proposal(theta, *args)
             return _proposed(proposal, x, proposals.draw_one(proposal, key, x))
 
+        if state.tangent is None and parameters.differentiate:
+            x_new = parameters.value_only().evaluate(propose, state.value)
+            return self._decide_by_score(parameters, state, x_new, noise.uniform)
         x_new = parameters.evaluate(propose, state.value)
         return self.decide(parameters, state, x_new, noise.uniform)
+
+    def coupled_transition(self, parameters, step, alternative, noise, coupling_noise):
+        y_new = Value(self.propose_beside(parameters, step, alternative, noise, coupling_noise))
+        here = self.proposal(parameters.theta, *parameters.args)
+        if isinstance(here.part_proposal, FiniteProposal):
+            return self._chosen(parameters, alternative, y_new, noise, here)
+        if not parameters.differentiate:
+            return self.decide(parameters, alternative, y_new, noise.uniform)
+        return self._decide_by_score(parameters, alternative, y_new, noise.uniform)
+
+    def _decide_by_score(self, parameters: Parameters, state: State, x_new: Value, uniform) -> Step:
+        """A step of a state without a tangent, the derivative of the proposal carried by its score
+        `s = ∂ log q(x' | x)` at fixed x and x': given x, `E[s] = 0`, so `E[s g(after)]` is `E[s
+        (g(x') − g(x))]` over the accepts, which is the flip of weight `−s` (`Acceptance`).
+        """
+
+        def log_q(theta, x, x_new, *args):
+            return log_prob(self.proposal(theta, *args), x, x_new)
+
+        score = parameters.evaluate(log_q, state.value, x_new).tangent
+        return self.decide(parameters, state, x_new, uniform, score)
 
     def _choose(self, parameters, state, noise, here: Proposal) -> Step:
         """A step among finitely many values: which one is proposed is a decision of its own."""
         chosen = proposals.draw_one(here, noise.proposal, state.x)
         x_new = parameters.follow(lambda x: _proposed(here, x, chosen), state.value)
+        return self._chosen(parameters, state, x_new, noise, here)
+
+    def _chosen(self, parameters, state, x_new: Value, noise, here: Proposal) -> Step:
+        """The step that has chosen `x_new`."""
 
         def logits(theta, x, *args):
             return _log_probabilities(self.proposal(theta, *args), x)

@@ -1,4 +1,4 @@
-"""N(θ, 1) by a random walk."""
+"""N(θ, 1), sampled by a random walk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of three normal components did an observation h come from? (The paper's Fig. 2.)"""
+"""From which of three normal components did an observation h come? (The paper's Fig. 2.)"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log_density(h: float | Float[Array, ""], j: Int[Array, ""]) -> Float[Array, 
 
 
 def sampler() -> MetropolisHastings:
-    """One of the other two components is proposed, coupled maximally.
+    """Propose one of the other two components, with the maximal coupling.
 
     >>> import jax, diffmh
     >>> from diffmh.models import mixture
@@ -35,12 +35,12 @@ def sampler() -> MetropolisHastings:
 
 
 def indicator(h: float | Float[Array, ""], j: Int[Array, ""]) -> Float[Array, "3"]:
-    """f whose expectation is the posterior."""
+    """One-hot vector of the component; its expectation is the posterior."""
     return jax.nn.one_hot(j, len(MEANS))
 
 
 def posterior(h: float | Float[Array, ""]) -> Float[Array, "3"]:
-    """Exact, by enumeration."""
+    """The exact posterior, by enumeration."""
     return jax.nn.softmax(-0.5 * ((h - jnp.array(MEANS)) / SCALE) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""plots.ascent: the iterates of an optimisation, with values and gradients on the way."""
+"""plots.ascent: the iterates of an optimisation, with values and gradients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ COLOURS = (style.BLUE, style.RED, style.GREEN, style.AMBER, style.VIOLET, style.
 def ascent(ascent: Checked[Ascent], *, most: Checked[int] = 6) -> Figure:
     """The parameters, the objective and its gradient over the iterations, in three panels.
 
-    Bands are one standard error over the chains, where the objective has chains. Dotted lines are
-    the average of the iterates' tail, which scatters less than the iterates: a tail that still
-    drifts past it has not converged, and neither has a gradient that stays on one side of zero.
+    Bands are one standard error over the chains, if the objective has chains. Dotted lines are the
+    average over the last iterates, which scatters less than the iterates. If the last iterates
+    still drift, or the gradient stays on one side of zero, the optimisation has not converged.
 
     **Arguments**
 
-    - `ascent`: what `diffmh.optimise` returns.
-    - `most`: at most so many entries of theta, in the order of its leaves.
+    - `ascent`: the result of `diffmh.optimise`.
+    - `most`: the largest number of entries of theta to show, in the order of its leaves.
 
     >>> import jax, optax, diffmh
     >>> from diffmh.models import gaussian
@@ -44,7 +44,7 @@ def ascent(ascent: Checked[Ascent], *, most: Checked[int] = 6) -> Figure:
     """
     validate.instance(ascent, Ascent, "plots.ascent(ascent)", "ascent")
     most = validate.count(most, "plots.ascent(most=...)")
-    # All four trees are like theta, so their entries come in the same order.
+    # All four trees have the structure of theta, so their entries are in the same order.
     average = entries(ascent.average, "θ")
     paths = (ascent.theta, ascent.gradient, ascent.gradient_error)
     along = (entries(path, "θ", leading=1) for path in paths)
@@ -66,7 +66,7 @@ def ascent(ascent: Checked[Ascent], *, most: Checked[int] = 6) -> Figure:
 
 
 def _banded(ax: Axes, values: np.ndarray, errors: np.ndarray, colour: str) -> None:
-    """A line with its standard error about it; without, where the error is not known."""
+    """A line with a band of one standard error; without the band if the error is unknown."""
     ax.plot(values, color=colour, lw=1.1)
     if np.all(np.isfinite(errors)):
         ends = (values - errors, values + errors)

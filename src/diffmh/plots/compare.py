@@ -1,4 +1,4 @@
-"""plots.compare: estimators beside each other."""
+"""plots.compare: estimators side by side."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def compare(comparison: Checked[Comparison], *, entry: Checked[int] = 0) -> Figure:
-    """One entry of the gradient by each estimator with two standard errors (left), and their
-    variance × time relative to the recommended one's, on a logarithmic scale (right).
+    """One entry of the gradient by each estimator with two standard errors (left), and variance ×
+    time relative to the recommended estimator, on a logarithmic scale (right).
 
-    Estimators of another quantity are hollow.
+    Markers of estimators of another quantity are hollow.
 
     **Arguments**
 
-    - `comparison`: what `diffmh.compare` returns.
-    - `entry`: which entry of the flattened gradient to show.
+    - `comparison`: the result of `diffmh.compare`.
+    - `entry`: the entry of the flattened gradient to show.
 
     **Refused**: an entry that the gradient does not have.
 
@@ -67,7 +67,7 @@ def compare(comparison: Checked[Comparison], *, entry: Checked[int] = 0) -> Figu
 
 
 def _name(row: EstimatorRow) -> str:
-    """Short enough for an axis, with what it estimates where that is not the finite chain."""
+    """A short name for an axis, with the quantity if it is not that of the finite chain."""
     count = getattr(row.estimator, "alternatives", None)
     name = type(row.estimator).__name__
     details = f", K = {count}" if count else ""

@@ -1,4 +1,4 @@
-"""plots.report: value and gradient of a run, each entry with its interval."""
+"""plots.report: value and gradient of a run, with the interval of each entry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One entry: its estimate, the ends of its interval, and each chain's own."""
+    """One entry: its estimate, the ends of its interval, and the estimates of the chains."""
 
     name: str
     estimate: float
@@ -32,14 +32,14 @@ def report(
 ) -> Figure:
     """Every entry of the value (left) and of the gradient (right) with its interval.
 
-    Intervals are those of `report.interval(level)`. Each chain's own estimate is a faint dot
+    Intervals are those of `report.interval(level)`. The estimate of each chain is a faint dot
     (`report.per_chain`).
 
     **Arguments**
 
-    - `report`: what `.run` returns.
-    - `level`: how often such intervals should hold the true value.
-    - `most`: of more entries than that, those whose estimates are the largest.
+    - `report`: the result of `.run`.
+    - `level`: the probability with which an interval should contain the true value.
+    - `most`: the largest number of entries to show; those with the largest estimates are chosen.
 
     **Refused**: a level that is not between 0 and 1.
 
@@ -87,12 +87,13 @@ def _lines(name_entries, tree: Any, ends: Any, chains: Any) -> list[Line]:
 
 
 def _slopes(gradient: Any, value: Any, leading: int) -> list[NamedEntry]:
-    """The gradient's entries, named by f's entry and theta's: at each leaf of f it has a tree like
-    theta, with f's axes before theta's.
+    """The gradient's entries, named after the entries of f and theta: at each leaf of f there is a
+    tree like theta, with the axes of f before those of theta.
     """
     leaves, structure = jax.tree.flatten(value)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value)]
     found = []
+    # At each leaf of f, the gradient is a tree like theta with the axes of that leaf in front.
     for path, leaf, part in zip(paths, leaves, structure.flatten_up_to(gradient), strict=True):
         for index in np.ndindex(np.shape(leaf)):
             at = (*[slice(None)] * leading, *index)
@@ -103,7 +104,7 @@ def _slopes(gradient: Any, value: Any, leading: int) -> list[NamedEntry]:
 
 
 def _largest(lines: list[Line], most: int) -> list[Line]:
-    """The entries with the largest estimates, in their own order."""
+    """The entries with the largest estimates, in their original order."""
     order = np.argsort([-abs(line.estimate) for line in lines], kind="stable")[:most]
     return [lines[i] for i in np.sort(order)]
 
@@ -111,13 +112,13 @@ def _largest(lines: list[Line], most: int) -> list[Line]:
 def _draw(ax: Axes, lines: list[Line]) -> None:
     at = np.arange(len(lines))
     for y, line in zip(at, lines, strict=True):
-        # Spread a little, always alike, so that dots in one place can be told apart.
+        # Spread by a small fixed pattern, so that dots at one place can be distinguished.
         offsets = 0.5 * (np.arange(len(line.chains)) * 0.618 % 1.0 - 0.5)
         look = {"color": style.GREY, "alpha": 0.5, "ms": 2.5, "ls": ""}
         ax.plot(line.chains, y + offsets, marker="o", **look, zorder=1)
     estimates = np.array([line.estimate for line in lines])
     ends = np.array([line.ends for line in lines]).reshape(-1, 2)
-    # An end is on its own side of the estimate but for rounding.
+    # The estimate lies between the ends, except for rounding.
     reach = np.maximum(0.0, [estimates - ends[:, 0], ends[:, 1] - estimates])
     look = {"color": style.BLUE, "ms": 4.5, "elinewidth": 1.4, "capsize": 3, "zorder": 2}
     ax.errorbar(estimates, range(len(lines)), xerr=reach, fmt="o", **look)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..base import validate
 from ..base.validate import Checked
-from ..tools.sensitivity import Sensitivity, SensitivityRow
-from . import style
+from ..tools.sensitivity_table import MARK, Sensitivity, SensitivityRow
+from . import style, tornado
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
 def sensitivity(table: Checked[Sensitivity], *, most: Checked[int] = 12) -> Figure:
     """For each quantity a bar by hyperparameter, the longest on top: by how many posterior standard
-    deviations it moves with ten per cent more of the hyperparameter, and the interval of that.
+    deviations it moves with ten per cent more of the hyperparameter, and the interval of that. Rows
+    that cannot be trusted are hatched in grey and marked with `!`.
 
     **Arguments**
 
@@ -32,41 +32,43 @@ def sensitivity(table: Checked[Sensitivity], *, most: Checked[int] = 12) -> Figu
     ...     numpyro.sample("y", dist.Normal(mean, 1), obs=y)
     >>> posterior = diffmh.from_numpyro(model, jnp.array([1.0, 2.0]), theta={"scale": 1.0})
     >>> mean = lambda theta, sites: sites["mean"]
-    >>> table = diffmh.sensitivity(posterior, mean, jax.random.key(0), num_samples=1_000)
+    >>> draws = {"mean": 1 + jax.random.normal(jax.random.key(0), (4, 500)) / 3**0.5}
+    >>> table = diffmh.sensitivity(posterior, mean, draws=draws)
     >>> figure = diffmh.plots.sensitivity(table)
     >>> len(figure.axes)
     1
     """
     validate.instance(table, Sensitivity, "plots.sensitivity(table)", "table")
     most = validate.count(most, "plots.sensitivity(most=...)")
-    groups = {
-        quantity: list(rows)[:most]
-        for quantity, rows in itertools.groupby(table.rows, lambda row: row.quantity)
-    }
-    longest = max(len(rows) for rows in groups.values())
-    across = min(3, len(groups))
-    down = -(-len(groups) // across)
-    figure = style.empty(4.6 * across, down * (1.1 + 0.34 * longest))
-    axes = list(figure.subplots(down, across, sharex=True, squeeze=False).ravel())
-    style.plain(axes)
-    for ax in axes[len(groups) :]:
-        ax.set_visible(False)
-    for ax, (quantity, rows) in zip(axes, groups.items(), strict=False):
+    groups = tornado.by_quantity(table.rows, most)
+    figure, axes = tornado.panels([len(rows) for rows in groups.values()], sharex=True)
+    for ax, (quantity, rows) in zip(axes, groups.items(), strict=True):
         _draw(ax, rows)
-        ax.locator_params(axis="x", nbins=5)
-        style.name(ax, f"E[{quantity}]", "posterior sd per +10 %")
+        title = f"E[{quantity}]" if rows[0].statistic == "mean" else quantity
+        style.name(ax, title, "posterior sd per +10 %")
+    shown = [row for rows in groups.values() for row in rows]
+    if not all(row.trusted for row in shown):
+        # Intervals of rows that mean nothing do not set the scale of those that do.
+        trusted = [row for row in shown if row.trusted]
+        if trusted:
+            reach = 1.1 * float(np.abs(_ends(trusted)).max())
+            axes[0].set_xlim(-reach, reach)
+        note = f"{MARK} hatched: not to be trusted; print the table for the reason"
+        figure.supxlabel(note, fontsize="small", color=style.RED)
     return figure
 
 
-def _draw(ax: Axes, rows: list[SensitivityRow]) -> None:
-    at = np.arange(len(rows))
-    change = np.array([row.in_deviations for row in rows])
-    # The interval is of the derivative: in the bar's units it is scaled as the bar is.
+def _ends(rows: list[SensitivityRow]) -> np.ndarray:
+    """The intervals `(row, 2)`, which are of the derivative, in the bars' units."""
     scale = np.array([row.in_deviations / row.derivative if row.derivative else 0 for row in rows])
-    ends = np.array([[row.low, row.high] for row in rows]) * scale[:, None]
+    return np.nan_to_num(np.array([[row.low, row.high] for row in rows]) * scale[:, None])
+
+
+def _draw(ax: Axes, rows: list[SensitivityRow]) -> None:
+    change = np.nan_to_num([row.in_deviations for row in rows])
+    ends = _ends(rows)
     reach = np.abs(np.stack([change - ends.min(axis=1), ends.max(axis=1) - change]))
-    colours = [style.BLUE if value > 0 else style.RED for value in change]
-    ax.barh(at, change, height=0.62, color=colours, alpha=0.75)
-    ax.errorbar(change, at, xerr=reach, fmt="none", color=style.INK, elinewidth=1.2, capsize=3)
-    ax.axvline(0.0, color=style.GREY, lw=1)
-    style.rows(ax, [row.hyperparameter for row in rows])
+    names = [row.hyperparameter + ("" if row.trusted else f" {MARK}") for row in rows]
+    for bar, row in zip(tornado.bars(ax, change, reach, names), rows, strict=True):
+        if not row.trusted:
+            bar.set(facecolor=style.FAINT, edgecolor=style.GREY, hatch="////", alpha=1.0)

@@ -1,4 +1,4 @@
-"""One look for all figures, and the only place that loads matplotlib."""
+"""The common style of all figures, and the only place that loads matplotlib."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 INK, GREY, FAINT, PAPER = "#1f2328", "#8b949e", "#d8dee4", "#ffffff"
 RED, BLUE, GREEN, AMBER, VIOLET = "#c8102e", "#1f5fbf", "#1a7f4b", "#b7791f", "#6f42c1"
 COMPONENTS = (BLUE, GREEN, AMBER)
-# As wide as a phone's column, so that its letters are as large there as elsewhere.
+# As wide as a phone, so that text has the same size there.
 NARROW = 3.9
 
 
 def empty(width: float, height: float) -> Figure:
     """A figure of this size in inches, without a window and without global state. A notebook shows
-    it where it is the last line of a cell.
+    it if it is the last line of a cell.
     """
     return _shown_in_notebooks()(figsize=(width, height), layout="constrained", facecolor=PAPER)
 
@@ -35,13 +35,12 @@ def _shown_in_notebooks() -> type[Figure]:
         if (error.name or "").split(".")[0] != "matplotlib":
             raise
         raise ModuleNotFoundError(
-            "`diffmh.plots` draws with matplotlib, which is not installed:"
-            ' pip install "diffmh[plots]"',
+            '`diffmh.plots` needs matplotlib, which is not installed: pip install "diffmh[plots]"',
             name="matplotlib",
         ) from None
 
     class Shown(Figure):
-        """IPython knows by itself only those figures that pyplot made."""
+        """A figure with its own display method: IPython only knows figures made by pyplot."""
 
         def _repr_png_(self) -> bytes:
             file = io.BytesIO()
@@ -52,8 +51,8 @@ def _shown_in_notebooks() -> type[Figure]:
 
 
 def panels(*widths: float, height: float = 3.0, narrow: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure with panels of these widths in inches side by side; one below the other if
-    narrow.
+    """A figure with panels of these widths in inches side by side, or one below the other if
+    `narrow`.
     """
     if narrow:
         heights = [height * min(1.0, NARROW / width) for width in widths]
@@ -69,14 +68,14 @@ def panels(*widths: float, height: float = 3.0, narrow: bool = False) -> tuple[F
 def one_panel(
     width: float, height: float, narrow: bool, narrow_height: float
 ) -> tuple[Figure, Axes]:
-    """A figure with one panel, whose height on a phone is chosen too."""
+    """A figure with one panel, with a separate height for phones."""
     size = (NARROW, narrow_height) if narrow else (width, height)
     figure, (ax,) = panels(size[0], height=size[1])
     return figure, ax
 
 
 def plain(axes: Iterable[Axes]) -> None:
-    """Two thin spines and small ticks on the figure's paper."""
+    """Two thin spines and small ticks."""
     for ax in axes:
         ax.set_facecolor(PAPER)
         ax.spines[["top", "right"]].set_visible(False)
@@ -85,7 +84,7 @@ def plain(axes: Iterable[Axes]) -> None:
 
 
 def name(ax: Axes, title: str, x: str = "", y: str = "") -> None:
-    """Title and labels, in sizes that go together."""
+    """Title and labels in matching sizes."""
     ax.set_title(title, fontsize=10, color=INK, loc="left")
     ax.set_xlabel(x, fontsize=9.5, color=INK)
     ax.set_ylabel(y, fontsize=9.5, color=INK)
@@ -98,18 +97,18 @@ def rows(ax: Axes, names: Sequence[str], top: float = -0.6) -> None:
 
 
 def key(ax: Axes, **options) -> None:
-    """A legend that stays out of the way."""
+    """A small legend without a frame."""
     ax.legend(frameon=False, fontsize=8.5, labelcolor=INK, **options)
 
 
 def opacity(weight: float, heaviest: float) -> float:
-    """How strong an alternative's line is: the heavier, the stronger, and never so faint that it is
-    lost.
+    """The opacity of an alternative's line: it grows with the weight and is always large enough to
+    be seen.
     """
     return 0.25 + 0.75 * min(1.0, weight / heaviest) if heaviest > 0 else 1.0
 
 
 def first(found: list[T], most: int) -> tuple[list[T], str]:
-    """The first of them, at most this many, and words for what is left out."""
+    """The first entries, at most this many, and a note about those left out."""
     left_out = f", {most} of {len(found):,} entries" if len(found) > most else ""
     return found[:most], left_out

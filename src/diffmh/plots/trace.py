@@ -1,4 +1,4 @@
-"""plots.trace: the primal's path, and the alternatives that branch off it."""
+"""plots.trace: the path of the primal chain and the alternatives that branch off it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ End = Literal["recoupled", "pruned", "alive"]
 
 
 class Span(NamedTuple):
-    """The steps `birth, ..., stop - 1` after which a slot held one alternative (counted from 0),
-    and what became of it in step `stop`.
-
-    It met the primal; it was pruned: another was born and took its slot; or the trace ended.
+    """The steps `birth, ..., stop - 1` (from 0) after which a slot held one alternative, and the
+    reason why it ended in step `stop`: it met the primal ("recoupled"), another was born and took
+    its slot ("pruned"), or the trace ended ("alive").
     """
 
     birth: int
@@ -35,8 +34,8 @@ class Span(NamedTuple):
 def spans(
     alive: Bool[np.ndarray, "n"], born: Bool[np.ndarray, "n"], recoupled: Bool[np.ndarray, "n"]
 ) -> list[Span]:
-    """The alternatives of one slot, in order. What was born and met the primal within one step is
-    not there.
+    """The alternatives of one slot, in order, without those that were born and met the primal
+    within one step.
 
     >>> import numpy as np
     >>> flags = lambda text: np.array([letter == "1" for letter in text])
@@ -45,8 +44,8 @@ def spans(
      Span(birth=5, stop=6, end='alive')]
     """
     found = []
-    # A slot holds one alternative at a time: a birth in it ends the one before, and what is not
-    # alive after a step has met the primal or given way.
+    # A slot holds one alternative at a time: a birth ends the previous one. An alternative that is
+    # no longer alive after a step has met the primal or was replaced.
     for birth in map(int, np.flatnonzero(born & alive)):
         stop = birth + 1
         while stop < len(alive) and alive[stop] and not born[stop]:
@@ -60,8 +59,8 @@ def spans(
 
 
 class Branch(NamedTuple):
-    """An alternative's line: one entry of its state from the primal's before the birth, at step
-    `start`, one value a step, and the weight of each piece.
+    """The line of an alternative: one entry of its state, starting from the primal's before the
+    birth at step `start`, one value for each step, and the weight of each segment.
     """
 
     start: int
@@ -75,10 +74,10 @@ class Branch(NamedTuple):
 
 
 def branch(span: Span, path: np.ndarray, alternative: np.ndarray, weight: np.ndarray) -> Branch:
-    """`path` has the start first, so that step t is `path[t]`; the other arrays begin at step 1.
-    The line ends at the primal if it met it, in the air if it was pruned.
+    """`path` begins with the start, so step t is `path[t]`; the other arrays begin at step 1. The
+    line ends at the primal if it met it, otherwise where it was pruned.
     """
-    # One more value than weights: a piece of the line lies between two values.
+    # One more value than weights: each segment lies between two values.
     met = span.end == "recoupled"
     kept = slice(span.birth, span.stop)
     values = [path[span.birth], *alternative[kept], *path[span.stop + 1 :][:met]]
@@ -89,18 +88,18 @@ def branch(span: Span, path: np.ndarray, alternative: np.ndarray, weight: np.nda
 def trace(
     trace: Checked[Trace], *, steps: Checked[tuple[int, int]] | None = None, most: Checked[int] = 4
 ) -> Figure:
-    """A chain's path (grey) with its alternatives (red), one panel per entry of the state, and the
-    alternatives' weights below.
+    """A chain's path (grey) and its alternatives (red), one panel per entry of the state, with the
+    weights of the alternatives below.
 
-    An alternative branches off where a decision could have gone the other way. Its line is the
-    stronger the larger its weight (of a vector of weights, the norm). It ends where it meets the
-    primal; a cross marks one that was pruned, because another took its slot.
+    An alternative is a second path that branches off where a decision could have had another
+    outcome. Its line is the stronger the larger its weight (for a vector of weights, the norm). It
+    ends where it meets the path; a cross marks one that was pruned, because another took its slot.
 
     **Arguments**
 
-    - `trace`: what `diffmh.trace` returns.
-    - `steps`: the first and the last step to show; all of them if left out. Step 0 is the start.
-    - `most`: at most so many entries of the state, in the order of its leaves.
+    - `trace`: the result of `diffmh.trace`.
+    - `steps`: the first and the last step to show; by default all. Step 0 is the start.
+    - `most`: the largest number of entries of the state to show, in the order of its leaves.
 
     **Refused**: steps that the trace does not have.
 
@@ -139,7 +138,7 @@ def trace(
 
 
 class _Path(NamedTuple):
-    """One entry of the state: the primal's with the start first, and the alternatives' lines."""
+    """One entry of the state: the primal's values from the start, and the alternatives' lines."""
 
     name: str
     primal: np.ndarray
@@ -154,6 +153,7 @@ def _paths(trace: Trace, weights: Float[np.ndarray, "n K"]) -> list[_Path]:
     primals = entries(trace.primal, "x", leading=1)
     alternatives = entries(trace.alternative, "x", leading=2)
     paths = []
+    # `init`, `primal` and `alternative` have the same structure, so entries come in one order.
     for start, primal, other in zip(starts, primals, alternatives, strict=True):
         whole = np.concatenate([start.values[None], primal.values])
         lines = [branch(span, whole, other.values[:, k], weights[:, k]) for k, span in found]
@@ -188,7 +188,7 @@ def plot_primal(ax: Axes, path: np.ndarray, low: int, high: int) -> None:
 
 
 def plot_branches(ax: Axes, lines: list[Branch], low: int, high: int) -> None:
-    """The alternatives that can be seen between two steps, with a cross where one was pruned."""
+    """The alternatives that are visible between two steps, with a cross where one was pruned."""
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
 

@@ -17,8 +17,8 @@ from .proposal import NoiseProposal
 
 
 class FiniteProposal(NoiseProposal):
-    """A proposal on finitely many states, whose whole distribution can be written down: it is
-    coupled maximally, exactly.
+    """A proposal on finitely many states whose distribution can be written down. Its maximal
+    coupling is computed exactly.
     """
 
     @abstractmethod
@@ -29,14 +29,14 @@ class FiniteProposal(NoiseProposal):
         return jnp.log(self.probabilities(x)[x_new])
 
     def log_probabilities(self, x: Int[Array, ""]) -> Float[Array, "n"]:
-        """`log q(· | x)`, to be differentiated."""
+        """`log q(· | x)`, differentiable."""
         p = self.probabilities(x)
-        # Guarded twice: where p = 0 the derivative of the logarithm would be NaN.
+        # Two guards: where p = 0 the derivative of the logarithm would be NaN.
         return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), -jnp.inf)
 
 
 class OtherState(FiniteProposal):
-    """One of the other states, each with probability `1/(n − 1)`. Best coupled by `Maximal`.
+    """One of the other states, each with probability `1/(n − 1)`. The best coupling is `Maximal`.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> int(diffmh.OtherState(3).sample(jax.random.key(0), jnp.array(1))) in (0, 2)
@@ -52,6 +52,7 @@ class OtherState(FiniteProposal):
 
     def noise(self, key, x, num_steps):
         _check_index(x, "OtherState", self.num_states)
+        # A shift of 1 to n − 1 modulo n: each of the other states with the same probability.
         return jax.random.randint(key, (num_steps,), 1, self.num_states)
 
     def move(self, x, noise):
@@ -65,10 +66,10 @@ class OtherState(FiniteProposal):
 
 
 class TransitionMatrix(FiniteProposal):
-    """From state `i` propose `j` with probability `probabilities[i, j]`; rows sum to one, zeros and
-    asymmetry are welcome. The derivative of a matrix of theta is that of its normalised rows.
+    """From state `i` propose `j` with probability `probabilities[i, j]`. Rows sum to one; zeros and
+    asymmetry are allowed. If the matrix depends on theta, its normalised rows are differentiated.
 
-    Best coupled by `Maximal`.
+    The best coupling is `Maximal`.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> matrix = jnp.array([[0.0, 0.9, 0.1], [0.1, 0.0, 0.9], [0.9, 0.1, 0.0]])
@@ -92,8 +93,8 @@ class TransitionMatrix(FiniteProposal):
         values, _ = validate.numpy_of(self.matrix)
         self.symmetric = known and bool(np.all(values == values.T))
         if not known:
-            # Entries that vary on their own leave the row sums: the derivative is that of the
-            # normalised rows, in the choice and in `log_prob` alike.
+            # Single entries may vary without the row sums staying 1. The derivative is that of the
+            # normalised rows, both in the choice and in `log_prob`.
             sums = jnp.sum(self.matrix, axis=1, keepdims=True)
             self.matrix = self.matrix / (sums / jax.lax.stop_gradient(sums))
 
@@ -116,10 +117,10 @@ class TransitionMatrix(FiniteProposal):
 
 
 def shifted(label: Array, shift: Array, num_values: int) -> Array:
-    """`(label + shift) mod num_values` for a shift of 1 to `num_values − 1`, in the label's type,
-    which need not hold the sum.
+    """`(label + shift) mod num_values` for a shift of 1 to `num_values − 1`, in the label's dtype,
+    which may be too small for the sum.
     """
-    # label + shift ≥ n iff label ≥ n − shift: the sum itself is never formed.
+    # label + shift ≥ n iff label ≥ n − shift, so the sum is never computed.
     back = num_values - shift
     wide = label.astype(shift.dtype)
     return jnp.where(wide >= back, wide - back, wide + shift).astype(label.dtype)
@@ -131,7 +132,7 @@ def refuse_labels(x: ArrayLike, num_values: int, name: str) -> None:
     if wrong.size:
         raise ValueError(
             f"`{name}` moves labels 0 to {num_values - 1}, but the start has {wrong.flat[0]}: start"
-            " from one of these."
+            " with labels in this range."
         )
 
 
@@ -139,8 +140,8 @@ def check_label_dtype(dtype, num_values: int, name: str) -> None:
     most = 1 if dtype == jnp.bool_ else jnp.iinfo(dtype).max
     if num_values - 1 > most:
         raise TypeError(
-            f"`{name}` moves labels 0 to {num_values - 1}, which {dtype} does not hold: start from"
-            " a wider integer such as int32."
+            f"`{name}` moves labels 0 to {num_values - 1}, which do not fit {dtype}: start with"
+            " a wider integer type such as int32."
         )
 
 

@@ -1,15 +1,16 @@
-"""Forgetting: a walk that loses the tangent of where it came from, little by little, without bias.
+"""Forgetting: a walk that gradually drops the tangent of earlier states, without bias.
 
-The tangent of a random walk `x' = x + L z` is never forgotten: a shift of the state by ẋ shifts
-every later state, and where the chain is at equilibrium that says nothing, but is noise. A shift
-`λẋ` of the mean of a proposal may be put into the law of z instead, which then is `N(λL⁻¹ẋ, I)`:
+The tangent of a random walk `x' = x + L z` never decays: a shift ẋ of the state shifts every later
+state. At equilibrium such a shift has no effect on the mean and is only noise. Part of the shift,
+`λẋ`, may be moved from the mean of the proposal into the distribution of z, which becomes
+`N(λL⁻¹ẋ, I)`:
 
 - the proposed state moves by the rest, `ẋ' = (1 − λ)ẋ + ∂L z`;
-- whatever comes of the step, H, gains `E[s H]`, `s = λ z·L⁻¹ẋ`. Since `E[s] = 0` and what would
-  have come of a rejection does not depend on z, it is `E[s (H − H_rejected)]`: an accept flips to a
-  reject with the weight `−s` on top of its own.
+- the derivative of the outcome H of the step gains `E[s H]` with `s = λ z·L⁻¹ẋ`. Since `E[s] = 0`
+  and the outcome of a rejection does not depend on z, it equals `E[s (H − H_rejected)]`: an accept
+  flips to a reject with the additional weight `−s`.
 
-Any λ is unbiased. What is left of the tangent is the state less its mean over some 1/λ steps.
+Any λ is unbiased. The remaining tangent is that of the state minus its mean over about 1/λ steps.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ..base import trees
 from .gaussian import GaussianWalk
 from .proposal import Proposal
 
-# Measured on N(0, I): in one dimension anything from 0.01 to 0.08 does alike; in ten, 0.02 has less
+# Measured on N(0, I): in one dimension anything from 0.01 to 0.08 is similar; in ten, 0.02 has less
 # variance than 0 or 0.1.
 RATE = 0.02
 
 
 class Forgotten(eqx.Module):
-    """The tangent of a proposed state that is left, and s."""
+    """The remaining tangent of a proposed state, and s."""
 
     tangent: PyTree
     score: Float[Array, "..."]
@@ -37,8 +38,8 @@ class Forgotten(eqx.Module):
 def forget(
     proposal: Proposal, x: PyTree, x_new: PyTree, tangent: PyTree, tangent_new: PyTree
 ) -> Forgotten | None:
-    """The tangent of `x_new` with less of the state's, and the score of what was taken off, for
-    one parameter; `None` for proposals other than walks, whose tangents are left as they are.
+    """The reduced tangent of `x_new` and the score s of the part removed, for one parameter; `None`
+    for proposals other than walks, whose tangents are not changed.
     """
     walk = proposal.part_proposal
     if not isinstance(walk, GaussianWalk):

@@ -1,7 +1,6 @@
 """Gaussian steps: `x' = m(x) + L z` with `z` standard normal and `L` independent of the state."""
 
-# No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation
-# itself.
+# No `from __future__ import annotations` here: equinox needs `AbstractVar` as an object, not text.
 
 import math
 import operator
@@ -19,11 +18,11 @@ from .proposal import NoiseProposal
 
 
 class GaussianProposal(NoiseProposal):
-    """`q(· | x) = N(m(x), L Lᵀ)`; `L` is a number, a vector (a diagonal), a lower-triangular
-    matrix, or a diagonal as a pytree of scales like the state.
+    """`q(· | x) = N(m(x), L Lᵀ)`. `L` is a number, a vector (a diagonal), a lower-triangular
+    matrix, or a pytree of scales like the state (a diagonal).
 
     A vector or a matrix acts on the state flattened in the order of
-    `jax.flatten_util.ravel_pytree`. Each scale of a pytree is a number or of its leaf's shape.
+    `jax.flatten_util.ravel_pytree`. Each scale of a pytree is a number or has its leaf's shape.
     """
 
     scale: eqx.AbstractVar[PyTree]
@@ -41,8 +40,7 @@ class GaussianProposal(NoiseProposal):
         """`L z` for each step."""
         self.check_floats(x)
         leaves, structure = jax.tree.flatten(x)
-        # A state of one array draws from the key itself: the same noise as the array alone would
-        # have.
+        # A state of one array uses the key itself, so that it gets the same noise as a bare array.
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         draws = [
             jax.random.normal(k, (num_steps, *leaf.shape), leaf.dtype)
@@ -51,7 +49,7 @@ class GaussianProposal(NoiseProposal):
         return jax.vmap(self.colour)(jax.tree.unflatten(structure, draws))
 
     def check_floats(self, x: PyTree) -> None:
-        """Refuses states that are not floats; their shapes and dtypes are enough."""
+        """Raise an error if the state is not of floats. Shapes and dtypes are sufficient."""
         remedy = "(`init`, or `x`), or move the real part alone with `On(where, ...)`"
         check_floats(x, self.scale_name.partition("(")[0], remedy)
 
@@ -83,6 +81,7 @@ class GaussianProposal(NoiseProposal):
             return jax.tree.map(elementwise, self._by_leaf(tree), tree)
         if self.scale.ndim == 0:
             return jax.tree.map(lambda leaf: elementwise(self.scale.astype(leaf.dtype), leaf), tree)
+        # A vector or a matrix acts on the flattened state, in the order of `ravel_pytree`.
         flat, unravel = ravel_pytree(tree)
         if flat.size != self.scale.shape[0]:
             raise ValueError(
@@ -110,8 +109,8 @@ class GaussianProposal(NoiseProposal):
         return jnp.sum(jnp.log(self.scale)) if self.scale.ndim == 1 else _log_volume(self.scale)
 
 
-# L is lower-triangular where it is (`scale_conditions`), but a function of θ may leave that set:
-# `L(θ) = θ` does. The derivatives are those of any matrix, `∂L` above the diagonal included.
+# L itself is lower-triangular (`scale_conditions`), but its derivative with respect to θ need not
+# be: `L(θ) = θ`. So the derivatives are those for any matrix, with `∂L` above the diagonal.
 
 
 @jax.custom_jvp
@@ -147,8 +146,9 @@ class GaussianWalk(GaussianProposal):
 
     `scale` is `L`: a positive number, a vector of positive numbers, a lower-triangular matrix with
     positive diagonal (`jnp.linalg.cholesky(covariance)`), or a pytree of positive scales like the
-    state, each a number or of its leaf's shape. Anything else is refused; a function of theta that
-    leaves these ranges under `jit` makes the result NaN. Best coupled by `MaximalReflection`.
+    state, each a number or of its leaf's shape. Anything else raises an error. If it is a function
+    of theta that leaves these ranges under `jit`, the result is NaN. The best coupling is
+    `MaximalReflection`.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.GaussianWalk(2.38).sample(jax.random.key(0), jnp.zeros(3)).shape
@@ -172,9 +172,9 @@ class CrankNicolson(GaussianProposal):
     """The preconditioned Crank–Nicolson walk `x' = c + √(1−β²)(x − c) + β L z`, reversible for the
     prior `N(c, L Lᵀ)`.
 
-    `beta` in (0, 1]; `scale` is the prior's `L` as in `GaussianWalk`; `centre` its mean, a number
-    or a state. For a target `prior × likelihood` the accept ratio reduces to the likelihood's,
-    whatever the dimension. Best coupled by `MaximalReflection`.
+    `beta` in (0, 1]; `scale` is the prior's `L` as in `GaussianWalk`; `centre` is its mean, a
+    number or a state. For a target `prior × likelihood`, the accept ratio is that of the likelihood
+    in any dimension. The best coupling is `MaximalReflection`.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.CrankNicolson(0.5).sample(jax.random.key(0), jnp.zeros(3)).shape
@@ -204,7 +204,7 @@ class CrankNicolson(GaussianProposal):
         return (*self._beta_in_range(), *super().conditions(), *centre)
 
     def mean(self, x):
-        # c + √(1−β²)(x − c) + β L z has the law N(c, L Lᵀ) if x has.
+        # If x has the distribution N(c, L Lᵀ), so has c + √(1−β²)(x − c) + β L z.
         keep = jnp.sqrt(1 - self.beta**2)
 
         def towards(leaf, centre):
@@ -216,7 +216,7 @@ class CrankNicolson(GaussianProposal):
 
 
 def scale_array(scale: PyTree, name: str) -> PyTree:
-    """A number, vector or square matrix as an array, or a pytree of arrays; of floats."""
+    """A number, vector or square matrix as an array, or a pytree of arrays, all floats."""
     if eqx.is_array_like(scale) or _numbers(scale):
         array = validate.real_array(scale, name)
         if array.ndim > 2 or (array.ndim == 2 and array.shape[0] != array.shape[1]):

@@ -1,4 +1,4 @@
-"""Proposals that do not look at the current state."""
+"""Proposals that do not depend on the current state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .proposal import NoiseProposal
 
 
 class Independence(NoiseProposal):
-    """`x' ~ distribution`, wherever the chain is: any object with `sample(key)` and `log_prob(x)`,
-    NumPyro's included.
+    """`x' ~ distribution`, independent of the state. `distribution` is any object with
+    `sample(key)` and `log_prob(x)`, such as those of NumPyro.
 
-    The log probabilities of a batch are added up. With common random numbers, its default coupling,
-    both chains are proposed the same state, so they meet whenever both accept.
+    The log probabilities of a batch are summed. With common random numbers, its default coupling,
+    both chains propose the same state, so they meet whenever both accept.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> class Standard:

@@ -14,16 +14,15 @@ from .proposal import NoiseProposal, Proposal, move, proposal_noise
 
 
 class On(NoiseProposal):
-    """Moves the part `where(x)` of a state by `proposal` and leaves the rest.
+    """Moves the part `where(x)` of a state with `proposal` and keeps the rest.
 
-    `where` picks a node of the state, as in `equinox.tree_at`, or elements of its arrays:
-    `lambda x: x["means"][3]`, `lambda x: x[::2]`. A mixed state of labels and means is
-    then an ordinary state, and `Cycle(MetropolisHastings(density, On(labels, ...)),
-    MetropolisHastings(density, On(means, ...)))` samples it. The part is coupled by the coupling
-    that suits it best.
+    `where` selects a node of the state, as in `equinox.tree_at`, or elements of its arrays:
+    `lambda x: x["means"][3]`, `lambda x: x[::2]`. So the state may contain both labels and means,
+    and `Cycle(MetropolisHastings(density, On(labels, ...)), MetropolisHastings(density, On(means,
+    ...)))` samples it. The default coupling is the best one for the part.
 
-    An index may be traced, as that of a `Sweep` over the sites of an array is: `Sweep(lambda i:
-    MetropolisHastings(density, On(lambda z: z[i], ...)), n)` compiles once for all of them.
+    An index may be traced, such as that of a `Sweep` over the sites of an array: `Sweep(lambda i:
+    MetropolisHastings(density, On(lambda z: z[i], ...)), n)` compiles once for all sites.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> state = {"label": jnp.array(0), "mean": jnp.array(0.5)}
@@ -34,7 +33,7 @@ class On(NoiseProposal):
     >>> diffmh.On(lambda z: z[1], diffmh.OtherState(2)).sample(jax.random.key(0), jnp.zeros(3, int))
     Array([0, 1, 0], dtype=int32)
 
-    Refused: a `where` that computes, or picks an element twice.
+    Raises an error if `where` computes something, or selects an element twice.
     """
 
     where: Callable[[Any], Any]
@@ -44,7 +43,7 @@ class On(NoiseProposal):
     def __init__(self, where: Checked[Callable[[Any], Any]], proposal: Checked[Proposal]):
         self.where = validate.function(where, "On(where, proposal)", "where", "state -> part")
         self.proposal = validate.instance(proposal, Proposal, "On(where, proposal)", "proposal")
-        # The rest of the state stays as it is, so q of the whole is q of the part.
+        # The rest of the state does not change, so q of the state is q of the part.
         self.symmetric = proposal.symmetric
 
     def sample(self, key, x):

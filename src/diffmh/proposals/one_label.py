@@ -18,16 +18,16 @@ from .spin_flip import checked_site, ravel_site, refuse_site
 
 
 class OneLabel(NoiseProposal):
-    """One entry of an array of labels `0, ..., n − 1` is proposed to be one of the other values,
-    each with probability `1/(n − 1)`.
+    """Proposes one of the other values, each with probability `1/(n − 1)`, to one entry of an array
+    of labels `0, ..., n − 1`.
 
-    The entry is drawn uniformly, or is always `site` (an index, or a tuple of them): a sweep in
+    The entry is chosen uniformly, or is always `site` (an index, or a tuple of indices): a sweep in
     fixed order is `Sweep(lambda i: MetropolisHastings(density, OneLabel(n, site=i)), m)`.
-    Best coupled by `SameSite`: the alternative is proposed the same value at the same site, or,
-    where it has that value already, the primal's own.
+    The best coupling is `SameSite`: it proposes the same value at the same site to the alternative
+    or, if that is its value already, the primal's value.
 
-    Refused: arrays that are not of integers, or of integers too small for `n − 1`; labels that are
-    not below n.
+    Raises an error for arrays that are not integers, for integer types too small for `n − 1`, and
+    for labels that are not below n.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> labels = jnp.array([0, 1, 2, 0])
@@ -51,11 +51,12 @@ class OneLabel(NoiseProposal):
         if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.integer) or x.ndim == 0:
             raise TypeError(
                 f"`OneLabel` moves an array of integers, got {x}: start from one such as"
-                " `jnp.zeros(10, int)`; a single label is moved by `OtherState`."
+                " `jnp.zeros(10, int)`. For a single label use `OtherState`."
             )
         check_label_dtype(x.dtype, self.num_values, "OneLabel")
         refuse_site(self.site, x.shape, "OneLabel(site=...)")
         key_shift, key_site = jax.random.split(key)
+        # A shift of 1 to n − 1 modulo n: each of the other values with the same probability.
         shift = jax.random.randint(key_shift, (num_steps,), 1, self.num_values)
         if self.site is not None:
             return shift, None
@@ -65,13 +66,14 @@ class OneLabel(NoiseProposal):
         shift, site = noise
         if self.site is not None:
             site = ravel_site(self.site, x.shape)
+        # A mask, not a scatter: it vectorises over chains.
         here = jnp.arange(x.size).reshape(x.shape) == site
         return jnp.where(here, shifted(x, shift, self.num_values), x)
 
     def log_prob(self, x, x_new):
         differs = (x != x_new).ravel()
         sites = 1 if self.site is not None else x.size
-        # One of the m sites and one of the n − 1 other values there, each alike: symmetric.
+        # One of m sites and one of the n − 1 other values, all equally probable: symmetric.
         possible = jnp.sum(differs) == 1
         if self.site is not None:
             possible &= jnp.any(differs & (jnp.arange(x.size) == ravel_site(self.site, x.shape)))

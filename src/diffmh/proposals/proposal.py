@@ -1,9 +1,8 @@
-"""Proposal and Coupling: the two interfaces, which speak of each other; and the faster form of a
-proposal, in which the noise is drawn ahead of the time loop.
+"""Proposal and Coupling: the two interfaces, which refer to each other; and the faster form of a
+proposal, whose noise is drawn ahead of the time loop.
 """
 
-# No `from __future__ import annotations` here: equinox reads `AbstractVar` off the annotation
-# itself.
+# No `from __future__ import annotations` here: equinox needs `AbstractVar` as an object, not text.
 
 from abc import abstractmethod
 
@@ -16,11 +15,11 @@ from ..fast import rounding
 
 
 class Proposal(eqx.Module):
-    """`q(x' | x)`: subclass it, with these three, to write your own.
+    """`q(x' | x)`. To write your own, subclass it with these three members:
 
     - `sample(key, x)` draws `x'`, of the same structure, shapes and dtypes as `x`;
     - `log_prob(x, x_new)` is `log q(x_new | x)`, normalised;
-    - `symmetric` says whether `q(x' | x) = q(x | x')` always: the accept ratio then skips it.
+    - `symmetric` is True if `q(x' | x) = q(x | x')` always: then the accept ratio omits it.
 
     An asymmetric example, a multiplicative walk on the positive numbers:
 
@@ -36,36 +35,37 @@ class Proposal(eqx.Module):
     >>> log_density = lambda shape, x: (shape - 1) * jnp.log(x) - x
     >>> gamma = diffmh.MetropolisHastings(log_density, LogWalk(1.0))
 
-    Three more may be given: `best_coupling()`, the coupling that suits it best; `refuse_start(x)`,
-    which raises at states that it cannot move; and `conditions()`, the ranges of its parameters.
+    Three more members are optional: `best_coupling()`, the coupling that suits it best;
+    `refuse_start(x)`, which raises an error at states that it cannot move; and `conditions()`, the
+    ranges of its parameters.
 
-    `diffmh.check` tries what a proposal promises against what it does.
+    `diffmh.check` tests that a proposal does what it declares.
     """
 
     symmetric: eqx.AbstractVar[bool]
 
     @abstractmethod
     def sample(self, key: Key[Array, ""], x: PyTree) -> PyTree:
-        """Draws `x' ~ q(· | x)`."""
+        """Draw `x' ~ q(· | x)`."""
 
     @abstractmethod
     def log_prob(self, x: PyTree, x_new: PyTree) -> Float[Array, ""]:
         """`log q(x_new | x)`."""
 
     def best_coupling(self) -> "Coupling | None":
-        """The coupling under which two chains with this proposal meet soonest. A kernel takes it
-        where its user names none.
+        """The coupling under which two chains with this proposal meet soonest. A kernel uses it
+        unless the user gives another.
 
-        `None` leaves it to what kind of proposal it is: `MaximalReflection()` for a Gaussian one,
+        With `None` it depends on the class: `MaximalReflection()` for Gaussian proposals,
         `Maximal()` for a `FiniteProposal`, `CommonRandomNumbers()` for any other `NoiseProposal`,
-        and `NearlyMaximal()` for all else.
+        and `NearlyMaximal()` for all others.
         """
         return None
 
     def conditions(self) -> tuple[validate.Condition, ...]:
         """The ranges of its parameters, such as `Condition(self.scale > 0, self.scale,
-        \"`LogWalk(scale=...)` must be positive")`. A proposal of which one is known not to hold
-        cannot be made; where its parameters are functions of theta under `jit`, the result is NaN.
+        \"`LogWalk(scale=...)` must be positive")`. Creating a proposal that violates one raises an
+        error. If the parameters are functions of theta under `jit`, the result is NaN.
         """
         return ()
 
@@ -74,14 +74,14 @@ class Proposal(eqx.Module):
             validate.require(self.conditions())
 
     def refuse_start(self, x: PyTree) -> None:
-        """Raises `ValueError` where this is not a state that the proposal can move, naming what
-        is wrong with it. `x` is one state whose values are known.
+        """Raise a `ValueError` that says what is wrong if the proposal cannot move this state. `x`
+        is one state with known values.
         """
         del x
 
-    # A proposal moves all of a state; `On`, which moves a part, defines these three otherwise.
-    # Whatever looks into a proposal asks them: `with_moved_part(x, moved_part(x_new)) == x_new`,
-    # and `moved_part(x_new)` is drawn by `part_proposal` from `moved_part(x)`.
+    # A proposal moves the complete state; only `On`, which moves a part, overrides these three.
+    # Invariant: `with_moved_part(x, moved_part(x_new)) == x_new`, and `part_proposal` draws
+    # `moved_part(x_new)` from `moved_part(x)`.
 
     @property
     def part_proposal(self) -> "Proposal":
@@ -89,7 +89,7 @@ class Proposal(eqx.Module):
         return self
 
     def moved_part(self, x: PyTree) -> PyTree:
-        """The part of `x` that it moves."""
+        """The part of `x` that moves."""
         return x
 
     def with_moved_part(self, x: PyTree, part: PyTree) -> PyTree:
@@ -101,11 +101,11 @@ class Coupling(eqx.Module):
     """The joint proposal of two chains: given `x`, `x_new ~ q(· | x)` and `y`, draw `y_new`.
     Subclass it to write your own.
 
-    It must keep two promises, which `diffmh.check` tries:
+    It must satisfy two conditions, which `diffmh.check` tests:
 
-    - *marginal*: averaged over `x_new` and the key, `y_new ~ q(· | y)`; else the derivative is
+    - *marginal*: averaged over `x_new` and the key, `y_new ~ q(· | y)`; otherwise the derivative is
       biased;
-    - *faithful*: `y = x` implies `y_new = x_new` bit for bit, so that chains that met stay
+    - *faithful*: `y = x` implies `y_new = x_new` bit for bit, so that chains that have met stay
       together.
 
     In the time loop `key` is the coupling's own, independent of `x_new`.
@@ -123,23 +123,30 @@ class Coupling(eqx.Module):
         """Draws `y_new`."""
 
     def mismatch(self, proposal: Proposal) -> str | None:
-        """Why this coupling makes no sense for that proposal, to go on after "`MyCoupling()`"; or
-        `None` if it does. A kernel refuses the pair by these words.
+        """The reason why this coupling does not fit the proposal, as a phrase that continues
+        "`MyCoupling()`"; `None` if it fits. The kernel's error message contains it.
         """
         del proposal
         return None
 
+    def keeps_apart(self, kind: type[Proposal]) -> bool:
+        """True if chains that are at different places certainly stay so, but for rounding, under
+        proposals of this kind: estimators for which chains must meet refuse the pair.
+        """
+        del kind
+        return False
+
 
 class NoiseProposal(Proposal):
-    """A proposal `x' = h(x, ε)` whose noise ε does not depend on where the chain is.
+    """A proposal `x' = h(x, ε)` whose noise ε does not depend on the state.
 
-    The noise of many steps is then drawn at once, ahead of the time loop, which is several times
-    faster than a key per step; and common random numbers are simply the same ε.
+    The noise of many steps is drawn at once, ahead of the time loop, which is several times faster
+    than a key for each step. Common random numbers are simply the same ε.
     """
 
     @abstractmethod
     def noise(self, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-        """ε for `num_steps` steps along a leading axis; only the shapes and dtypes of `x` count."""
+        """ε for `num_steps` steps along a leading axis. Only shapes and dtypes of `x` are used."""
 
     @abstractmethod
     def move(self, x: PyTree, noise: PyTree) -> PyTree:
@@ -149,15 +156,15 @@ class NoiseProposal(Proposal):
         noise = trees.take(self.noise(key, x, 1), 0)
         # Every use of the sample within a program must see the same bits.
         opaque_false = rounding.opaque_false(jax.random.fold_in(key, 0x6E6576))
-        # The noise too: a product in it that is contracted with a sum in `move` would round
-        # differently in `log_prob`'s copy of it.
+        # So must the noise: if a product in it were contracted with a sum in `move`, it would round
+        # differently in the copy that `log_prob` uses.
         moved = self.move(x, rounding.round_here(noise, opaque_false))
         return rounding.round_here(moved, opaque_false)
 
 
 def proposal_noise(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps: int) -> PyTree:
-    """The randomness of `num_steps` proposals: its noise for a `NoiseProposal`, else a key for
-    each.
+    """The randomness of `num_steps` proposals: the noise of a `NoiseProposal`, otherwise one key
+    for each step.
     """
     if isinstance(proposal, NoiseProposal):
         return proposal.noise(key, x, num_steps)
@@ -165,12 +172,12 @@ def proposal_noise(proposal: Proposal, key: Key[Array, ""], x: PyTree, num_steps
 
 
 def move(proposal: Proposal, x: PyTree, noise: PyTree) -> PyTree:
-    """`x'` from `x` and one step's worth of `proposal_noise`."""
+    """`x'` from `x` and `proposal_noise` for one step."""
     if isinstance(proposal, NoiseProposal):
         return proposal.move(x, noise)
     return proposal.sample(noise, x)
 
 
 def draw_one(proposal: Proposal, key: Key[Array, ""], x: PyTree) -> PyTree:
-    """One step's worth of `proposal_noise`."""
+    """`proposal_noise` for one step."""
     return trees.take(proposal_noise(proposal, key, x, 1), 0)

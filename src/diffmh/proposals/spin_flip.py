@@ -17,12 +17,12 @@ from .proposal import NoiseProposal
 
 
 class SpinFlip(NoiseProposal):
-    """One site of a ±1 array is proposed to be +1 or −1 with probability ½ each.
+    """Proposes +1 or −1, with probability ½ each, to one site of a ±1 array.
 
-    The site is drawn uniformly, or is always `site` (an index, or a tuple of them): a sweep in
+    The site is chosen uniformly, or is always `site` (an index, or a tuple of indices): a sweep in
     fixed order is `Sweep(lambda i: MetropolisHastings(density, SpinFlip(i)), m)`. Half of the
-    proposals leave the state as it is. With common random numbers, its default coupling, both
-    chains are proposed the same spin at the same site: the monotone coupling.
+    proposals equal the current state. With common random numbers, its default coupling, both
+    chains propose the same spin at the same site: the monotone coupling.
 
     >>> import diffmh, jax, jax.numpy as jnp
     >>> diffmh.SpinFlip(site=(0, 1)).sample(jax.random.key(1), jnp.ones((2, 2), int)).shape
@@ -41,7 +41,7 @@ class SpinFlip(NoiseProposal):
             raise TypeError(f"`SpinFlip` moves an array of spins ±1, got {x}.")
         if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
             raise TypeError(
-                f"`SpinFlip` moves spins ±1, which {x.dtype} does not hold: start from a signed"
+                f"`SpinFlip` moves spins ±1, which {x.dtype} cannot represent: start from a signed"
                 " type such as int8, or move labels 0 and 1 with `OneLabel(2)`."
             )
         refuse_site(self.site, x.shape, "SpinFlip(site=...)")
@@ -55,6 +55,7 @@ class SpinFlip(NoiseProposal):
         spin, site = noise
         if self.site is not None:
             site = ravel_site(self.site, x.shape)
+        # A mask, not a scatter: it vectorises over chains.
         flat = jnp.where(jnp.arange(x.size) == site, spin.astype(x.dtype), x.ravel())
         return flat.reshape(x.shape)
 
@@ -64,7 +65,7 @@ class SpinFlip(NoiseProposal):
         if self.site is not None:
             elsewhere = differs & (jnp.arange(x.size) != ravel_site(self.site, x.shape))
             return jnp.where(jnp.any(elsewhere), -jnp.inf, -math.log(2))
-        # The state itself is proposed with probability ½, from whichever site: m · 1/(2m).
+        # The state itself is proposed with probability ½, summed over m sites: m · 1/(2m).
         one_site = jnp.where(jnp.sum(differs) == 1, -math.log(2 * x.size), -jnp.inf)
         return jnp.where(same, -math.log(2), one_site)
 
@@ -83,7 +84,7 @@ def checked_site(
     site: Checked[int | tuple[int, ...]] | None, name: str
 ) -> Int[Array, "ndim"] | None:
     """The indices of one site as an array, so that a `Cycle` over sites is one loop. They may be
-    traced, as the site of a `Sweep` is.
+    traced, such as the site of a `Sweep`.
     """
     if site is None:
         return None
@@ -95,7 +96,7 @@ def _checked_index(index: Any, name: str) -> Int[Array, ""]:
     if validate.concrete(index):
         return jnp.asarray(validate.count(index, name, least=0))
     if index.shape != () or not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(f"`{name}` must be a whole number, or a tuple of them, got {index}.")
+        raise TypeError(f"`{name}` must be an integer or a tuple of integers, got {index}.")
     return index
 
 
@@ -106,13 +107,13 @@ def refuse_site(site: Int[Array, "ndim"] | None, shape: tuple[int, ...], name: s
         raise ValueError(f"`{name}` needs {len(shape)} indices for an array of shape {shape}.")
     if validate.concrete(site) and np.any(np.asarray(site) >= np.asarray(shape)):
         raise ValueError(
-            f"`{name}` is {tuple(np.asarray(site).tolist())}, which an array of shape {shape} does"
-            " not have."
+            f"`{name}` is {tuple(np.asarray(site).tolist())}, which is outside of an array of shape"
+            f" {shape}."
         )
 
 
 def ravel_site(site: Int[Array, "ndim"], shape: tuple[int, ...]) -> Array:
-    """Its place in the flattened array."""
+    """The index of the site in the flattened array."""
     flat = jnp.zeros((), site.dtype)
     for index, length in enumerate(shape):
         flat = flat * length + site[index]

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ..core.estimator import Estimator
-from ..estimators import Covariance, Score, StochasticDerivative
+from ..estimators import Covariance, Score, Stationary, StochasticDerivative
 from .convergence import mean_and_error
 from .display import aligned, first_few, number_with_error, with_errors
 from .report import gradient_tree, value_tree
@@ -21,8 +21,10 @@ from .report import gradient_tree, value_tree
 _BIAS = 4.0
 
 
-def candidates(own: Estimator) -> list[Estimator]:
+def candidates(own: Estimator, num_parameters: int) -> list[Estimator]:
     """The estimators that a comparison tries, the one in use first."""
+    if isinstance(own, StochasticDerivative):
+        own = own.with_alternatives(num_parameters)
     tried = [StochasticDerivative(alternatives=count) for count in (1, 4, 16)]
     tried += [Score(baseline="other chains"), Covariance()]
     return [own, *(estimator for estimator in tried if not eqx.tree_equal(estimator, own))]
@@ -48,7 +50,8 @@ class EstimatorRow(eqx.Module):
     @property
     def quantity(self) -> str:
         """The quantity whose derivative is estimated."""
-        return "equilibrium" if isinstance(self.estimator, Covariance) else "finite chain"
+        of_equilibrium = isinstance(self.estimator, Covariance | Stationary)
+        return "equilibrium" if of_equilibrium else "finite chain"
 
 
 class Comparison(eqx.Module):

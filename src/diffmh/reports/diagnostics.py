@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Float, PyTree
 
 from ..analysis import Jump
 from ..core.simulation import Outcome
-from ..core.watch import Watch
+from ..core.watch import Counts, Watch
 from .convergence import (
     drift,
     effective_samples,
@@ -134,6 +135,8 @@ def _of_mixing(d: Diagnosis) -> Iterator[str]:
             f"a chain is stuck: it accepted {d.least_acceptance:.2%} of its proposals. Propose"
             " smaller steps, or start closer to the bulk of the density."
         )
+    elif d.method.paired:
+        return
     elif d.effective_per_chain < _EFFECTIVE_PER_CHAIN:
         yield (
             f"there are fewer than {_EFFECTIVE_PER_CHAIN} effective samples per chain: a chain of"
@@ -175,7 +178,11 @@ def _of_alternatives(d: Diagnosis) -> Iterator[str]:
 
 
 def _signs_of_few_alternatives(d: Diagnosis) -> Iterator[str]:
-    """Alternatives that hardly ever make room for others, and those that are too heavy."""
+    """Alternatives that hardly ever make room for others, and those that are too heavy. Those of
+    pairs are all followed to their end.
+    """
+    if d.method.paired:
+        return
     if d.alive_fraction > 0.5 and d.recoupling_time > max(0.1 * d.num_samples, 25):
         yield (
             f"they hardly ever recouple with the primal ({d.recouplings:.2g} times in a chain of"
@@ -247,14 +254,8 @@ def diagnose(outcome: Outcome) -> Diagnosis:
     """Summarise the counts of one simulation that was watched."""
     watch = outcome.watch
     assert isinstance(watch, Watch) and outcome.method is not None, "the run was not watched"
-    assert outcome.stretches is not None and outcome.halves is not None
     counts = jax.tree.map(lambda leaf: np.asarray(leaf, float), watch.per_chain)
-    stretches, halves = outcome.stretches.nonempty(), outcome.halves.nonempty()
-    length, num_samples = stretches.length, float(stretches.length.sum())
     means = np.asarray(outcome.observed.value, float)
-    # f² is averaged about f at the start, so that float32 keeps the digits of the variance.
-    within = np.asarray(outcome.observed.watched, float) - (means - counts.origin) ** 2
-    sums = np.asarray(watch.sums.value, float)[np.array(watch.batches.samples) > 0]
     decided = counts.decisions > 0
     rates = np.where(decided, counts.accepted / np.where(decided, counts.decisions, 1.0), math.nan)
     has_slots = counts.slot_steps.sum() > 0
@@ -265,7 +266,9 @@ def diagnose(outcome: Outcome) -> Diagnosis:
     # Time at risk over events: the right mean also when other alternatives were pruned before they
     # met the primal.
     recoupling_time = float(alive / recoupled) if recoupled else math.inf
+    stretched = _of_stretches(outcome, counts, means, has_slots)
     return Diagnosis(
+        **stretched,
         acceptance_rate=float(rates.mean()),
         least_acceptance=float(rates.min()),
         recoupling_time=recoupling_time if has_slots else math.nan,
@@ -277,14 +280,42 @@ def diagnose(outcome: Outcome) -> Diagnosis:
         never_born=bool(has_slots and counts.born.sum() == 0),
         never_moved=tuple(i for i, moved in enumerate(counts.moved) if not moved.any()),
         rounding=float(np.nanmax(np.append(largest, 0.0)) * np.finfo(largest.dtype).eps),
-        effective_samples=effective_samples(means, within, sums / length.reshape(-1, 1, 1), length),
-        num_samples=num_samples,
         num_chains=means.shape[-1],
         nan_proposals=int(counts.nan.sum()),
         method=outcome.method,
+        recouplings=float(recoupled / counts.recoupled.size),
+    )
+
+
+def _of_stretches(
+    outcome: Outcome, counts: Counts, means: Float[np.ndarray, "F C"], has_slots: bool
+) -> dict[str, Any]:
+    """The diagnostics that compare parts of a chain with each other. Pairs of chains, which stop by
+    themselves, are compared with each other alone: these say nothing of them.
+    """
+    watch = outcome.watch
+    assert isinstance(watch, Watch)
+    if outcome.stretches is None or outcome.halves is None:
+        return dict(
+            effective_samples=np.full(means.shape[0], math.nan),
+            num_samples=float(sum(watch.batches.samples)),
+            largest_share=0.0,
+            cut_off=0.0,
+            value_r_hat=1.0,
+            gradient_r_hat=1.0,
+            value_drift=None,
+            gradient_drift=None,
+        )
+    stretches, halves = outcome.stretches.nonempty(), outcome.halves.nonempty()
+    length, num_samples = stretches.length, float(stretches.length.sum())
+    # f² is averaged about f at the start, so that float32 keeps the digits of the variance.
+    within = np.asarray(outcome.observed.watched, float) - (means - counts.origin) ** 2
+    sums = np.asarray(watch.sums.value, float)[np.array(watch.batches.samples) > 0]
+    return dict(
+        effective_samples=effective_samples(means, within, sums / length.reshape(-1, 1, 1), length),
+        num_samples=num_samples,
         largest_share=largest_share(stretches.jacobian, length) if has_slots else 0.0,
         cut_off=float(np.mean(counts.age > 0.1 * num_samples)) if has_slots else 0.0,
-        recouplings=float(recoupled / counts.recoupled.size),
         value_r_hat=split_r_hat(joined(halves.value), within.mean(axis=-1)),
         gradient_r_hat=gradient_r_hat(
             halves.jacobian, float(np.mean(halves.length)), stretches.jacobian, length

@@ -1,4 +1,4 @@
-"""How results show themselves: numbers in a line for `repr`, a table in HTML for notebooks."""
+"""How results are displayed: numbers in a line for `repr`, an HTML table for notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# Numbers of an array in a line without and with errors, and rows of a table.
+# The numbers of an array shown in a line without and with errors, and the rows of a table.
 _IN_LINE, _WITH_ERRORS, _ROWS = 4, 12, 24
 
 
@@ -31,12 +31,12 @@ class Plain(str):
 
 
 def numbers(tree: Any) -> str:
-    """A pytree of arrays with their numbers, a few of each."""
+    """A pytree of arrays, showing a few numbers of each."""
     return _in_its_form(lambda leaf: _leaf("{:.5g}".format, _IN_LINE, leaf), tree)
 
 
 def with_errors(value: Any, error: Any) -> str:
-    """`1.234 ± 0.005` at each leaf, arrays element by element, in the tree's own form."""
+    """`1.234 ± 0.005` at each leaf, arrays element by element, in the structure of the tree."""
     return _in_its_form(
         lambda *leaves: _leaf(number_with_error, _WITH_ERRORS, *leaves), value, error
     )
@@ -53,7 +53,7 @@ def _leaf(show: Callable[..., str], most: int, *leaves: Any) -> str:
 
 
 def first_few(show: Callable[..., str], most: int, *arrays: np.ndarray) -> str:
-    """The first entries of arrays side by side, and how many there are if some are left out."""
+    """The first entries of arrays side by side, and the total number if some are left out."""
     columns = [array.ravel()[:most].tolist() for array in arrays]
     shown = ", ".join(show(*entry) for entry in zip(*columns, strict=True))
     return shown + (f", … {arrays[0].size:,} in all" if arrays[0].size > most else "")
@@ -63,7 +63,7 @@ def number_with_error(value: float, error: float) -> str:
     """`value ± error` with two significant digits of the error."""
     if not math.isfinite(value) or not math.isfinite(error) or error == 0:
         return f"{value:.6g} ± {error:.2g}"
-    # The value has as many decimals as its error: digits beyond are noise.
+    # The value has as many decimals as its error; more digits would be noise.
     digits = _digits(error)
     # Numbers with more digits than these are easier to read with an exponent.
     if not -3 <= digits <= 8:
@@ -72,25 +72,26 @@ def number_with_error(value: float, error: float) -> str:
 
 
 def _digits(error: float) -> int:
-    """Digits after the point that show two significant ones of the error."""
+    """The number of decimals that shows two significant digits of the error."""
     return 1 - math.floor(math.log10(error))
 
 
 class Entry(NamedTuple):
-    """One number of a tree, or the sequence of it along the leading axes."""
+    """One number of a tree, or a sequence of it along the leading axes."""
 
     name: str
     values: np.ndarray
 
 
 def entries(tree: Any, root: str, leading: int = 0) -> list[Entry]:
-    """Every entry of every leaf, as Python would index it; `leading` axes are kept as values.
+    """Every entry of every leaf, with its Python index; `leading` axes are kept as values.
 
     >>> import numpy as np
     >>> [entry.name for entry in entries({"a": np.zeros(2), "b": 0.0}, "theta")]
     ["theta['a'][0]", "theta['a'][1]", "theta['b']"]
     """
     found = []
+    # In the order of `jax.tree.leaves`, so entries of trees of one structure correspond.
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         values = np.asarray(leaf)
         for index in np.ndindex(values.shape[leading:]):
@@ -100,12 +101,12 @@ def entries(tree: Any, root: str, leading: int = 0) -> list[Entry]:
 
 
 def place(index: tuple[int, ...]) -> str:
-    """`[1, 2]`, as Python would index; nothing for a scalar."""
+    """`[1, 2]`, as a Python index; empty for a scalar."""
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
 def rows_with_intervals(tree: Any, error: Any, interval: Any, root: str) -> list[tuple[str, ...]]:
-    """For each number of a tree its name, the number with its error, and its interval."""
+    """For each number of a tree, its name, the number with its error, and its interval."""
     ends = jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), -1, 0), interval)
     rows = []
     for (name, value), (_, wrong), (_, limits) in zip(
@@ -118,7 +119,7 @@ def rows_with_intervals(tree: Any, error: Any, interval: Any, root: str) -> list
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table of the first rows, with a last one that says how many more there are."""
+    """An HTML table of the first rows; a last row says how many more there are."""
 
     def line(kind, cells):
         look = "text-align:left;padding-right:1.2em"

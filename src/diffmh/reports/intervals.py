@@ -1,10 +1,11 @@
 """Confidence intervals over chains, for contributions that are neither normal nor symmetric.
 
-Chains are independent, so an estimate over C of them is `mean ± t(C − 1) · error` if what they
-contribute is near normal. A derivative may rest on few heavy alternatives instead. Then the error
-is uncertain by more than C chains of normal numbers would have it, and it is small just where the
-estimate is too small. Both are seen, better than in the C chains themselves, in the many stretches
-that the chains were cut into: by their kurtosis κ and skewness γ, scaled to full chains.
+Chains are independent, so an estimate over C of them is `mean ± t(C − 1) · error` if their
+contributions are nearly normal. But a derivative may depend on a few alternatives of large weight.
+Then the error is more uncertain than for C normal numbers, and it is small just when the estimate
+is too small. Both effects are measured by the kurtosis κ and the skewness γ. The many stretches
+into which the chains are divided show them better than the C chains do; they are scaled to full
+chains.
 
 - The degrees of freedom are those of a variance estimated from C numbers of kurtosis κ,
   `ν = min(C − 1, 2C / (κ − 1))` (Satterthwaite 1946).
@@ -21,12 +22,12 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-# NumPy makes numbers of arrays without axes.
+# NumPy turns arrays without axes into numbers.
 Numbers = Float[np.ndarray | np.floating, "..."]
 
 
 class Shape(eqx.Module):
-    """Skewness and kurtosis of what a chain contributes, entry by entry; 0 and 3 if normal."""
+    """Skewness and kurtosis of a chain's contributions, by entry; 0 and 3 if normal."""
 
     skewness: PyTree
     kurtosis: PyTree
@@ -37,7 +38,7 @@ def shape(
     stretches: Float[np.ndarray, "S ... C"] | None = None,
     length: Int[np.ndarray, "S"] | None = None,
 ) -> Shape:
-    """The shape of each chain's estimates, from the many stretches of the chains if they are known.
+    """The shape of each chain's estimates, from the stretches of the chains if they are known.
 
     Skewness and excess kurtosis of a sum of S independent parts are those of a part over √S and S.
     """
@@ -46,7 +47,7 @@ def shape(
     if stretches is None or length is None or length.size < 2:
         return of_chains
     sized = length.reshape(-1, *(1,) * chains.ndim)
-    # Contributions to the chain's sum: a longer stretch counts for more.
+    # Contributions to the chain's sum: a longer stretch has a larger one.
     parts = np.moveaxis(sized * (stretches - mean), 0, -1)
     of_parts = _standardised(parts.reshape(*chains.shape[:-1], -1))
     kurtosis = 3 + np.maximum(of_parts.kurtosis - 3, 0) / length.size
@@ -57,7 +58,7 @@ def shape(
 
 def _standardised(deviations: Float[np.ndarray, "... n"]) -> Shape:
     largest = np.max(np.abs(deviations), axis=-1, keepdims=True)
-    # In units of the largest: cubes and fourth powers of small numbers vanish.
+    # In units of the largest: cubes and fourth powers of small numbers would underflow.
     unit = deviations / np.where(largest > 0, largest, 1.0)
     second, third, fourth = (np.mean(unit**order, axis=-1) for order in (2, 3, 4))
     varies = second > 0
@@ -70,7 +71,7 @@ def _standardised(deviations: Float[np.ndarray, "... n"]) -> Shape:
 def ends(
     mean: Numbers, error: Numbers, shape: Shape, num_chains: int, level: float
 ) -> tuple[Numbers, Numbers]:
-    """The two ends of the interval that holds the truth with probability `level`."""
+    """The two ends of the interval that contains the truth with probability `level`."""
     reach = quantile(shape, num_chains, level)
     centre = shape.skewness / (6 * math.sqrt(num_chains))
     lean = shape.skewness / (3 * math.sqrt(num_chains))
@@ -78,7 +79,7 @@ def ends(
     steep = np.where(np.abs(lean) > 1e-6, lean, 1.0)
 
     def student(h):
-        # The inverse of Hall's cubic; as a → 0 it is h − centre.
+        # The inverse of Hall's cubic; its limit for a → 0 is h − centre.
         bent = (np.cbrt(1 + 3 * steep * (h - centre)) - 1) / steep
         return np.where(np.abs(lean) > 1e-6, bent, h - centre)
 

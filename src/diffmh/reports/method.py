@@ -10,7 +10,7 @@ from .. import couplings
 from ..core.estimator import Estimator
 from ..core.kernel import Kernel, Update
 from ..couplings import Coupling
-from ..estimators import Covariance, StochasticDerivative
+from ..estimators import Covariance, Stationary, StochasticDerivative
 from ..proposals import Proposal
 
 # Beyond this many alternatives more of them hardly help (`docs/honest.md`).
@@ -28,21 +28,28 @@ class Method(eqx.Module):
     couplings: tuple[str, ...]
     better: tuple[str, ...]
     covariance_applies: bool
+    paired: bool = False
 
     @staticmethod
     def of(kernel: Kernel, estimator: Estimator, num_parameters: int, lag: int) -> Method:
-        follows = isinstance(estimator, StochasticDerivative)
+        weights, paired = None, False
+        if isinstance(estimator, StochasticDerivative):
+            estimator = estimator.with_alternatives(num_parameters)
+            weights, paired = estimator.weights, estimator.is_paired
+        elif isinstance(estimator, Stationary):
+            weights, paired = "two-sided", True
         # Advice must differ from what is in use, so both are looked up in the same way.
         pairs = [_coupling_of(update) for update in kernel.updates()]
         used = _names(used for used, _ in pairs)
         best = _names(best for _, best in pairs)
         return Method(
             type(estimator).__name__,
-            estimator.weights if follows else None,
-            estimator.alternatives if follows else 0,
+            weights,
+            _num_alternatives(estimator, kernel),
             used,
             tuple(name for name in best if name not in used),
             applies(Covariance(), kernel, num_parameters, lag),
+            paired,
         )
 
     @property
@@ -72,6 +79,15 @@ class Method(eqx.Module):
         if self.covariance_applies:
             found.append("`Covariance()`, whose derivative is that of the equilibrium")
         return "Use " + ", or ".join(found) + "."
+
+
+def _num_alternatives(estimator: Estimator, kernel: Kernel) -> int:
+    match estimator:
+        case StochasticDerivative():
+            return estimator.num_alternatives
+        case Stationary():
+            return estimator.num_alternatives(kernel)
+    return 0
 
 
 def applies(estimator: Estimator, kernel: Kernel, num_parameters: int, lag: int) -> bool:

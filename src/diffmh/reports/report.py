@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -16,11 +16,12 @@ from ..analysis import Jump
 from ..base import validate
 from ..base.validate import Checked
 from ..core.simulation import Outcome
-from . import diagnostics, display
+from . import diagnostics, display, meetings
 from .convergence import mean_and_error
 from .diagnostics import Diagnosis
 from .display import with_errors
 from .intervals import Shape, ends, shape
+from .meetings import MeetingTime
 
 
 class RunChains(eqx.Module):
@@ -65,6 +66,9 @@ class Report(eqx.Module):
     - `max_weight`: the largest weight that an alternative had.
     - `effective_samples`: how many independent samples would give f's value the same error; like
       `value`.
+    - `meeting_time`: when the chains of pairs met (`Stationary`): its `mean`, `quantile(level)`,
+      `steps` of each pair, `distance(t)` from equilibrium at most, and a suggested `burn_in`;
+      `None` for chains that run alone.
     - `num_chains`: how many chains the errors come from.
     - `nan_proposals`: proposals whose log density was NaN; they are never accepted.
     - `warnings`: what looks wrong, and what to do about it.
@@ -73,6 +77,8 @@ class Report(eqx.Module):
     - `notes`: what else there is to say, such as what other estimators would have had, or that the
       chain is not at equilibrium.
     - `comparison`: a `Comparison` of estimators, if one was asked for.
+    - `effective_draws`, `pareto_k`: of draws that are reweighted (`from_draws(at=...)`), how many
+      equally weighted ones they are worth, and the tail index k̂ of their weights.
     - `value_shape`, `gradient_shape`: skewness and kurtosis of what a chain contributes, for
       `interval`.
 
@@ -96,6 +102,9 @@ class Report(eqx.Module):
     value_shape: Shape
     gradient_shape: Shape
     comparison: Any = None
+    meeting_time: MeetingTime | None = None
+    effective_draws: float = math.nan
+    pareto_k: float = math.nan
 
     def interval(self, level: Checked[float] = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
@@ -163,14 +172,15 @@ class Report(eqx.Module):
         facts = []
         if not math.isnan(self.acceptance_rate):
             facts.append(f"accepted {self.acceptance_rate:.1%}")
-        if facts or not math.isnan(self.alive_fraction):
-            least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
+        least = min(float(np.min(leaf)) for leaf in jax.tree.leaves(self.effective_samples))
+        if (facts or not math.isnan(self.alive_fraction)) and self.meeting_time is None:
             facts.append(f"effective samples {least:,.0f}")
         if not math.isnan(self.alive_fraction):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
             facts.append(f"alternative alive {self.alive_fraction:.0%}")
             facts.append(f"largest weight {self.max_weight:.3g}")
-        return [", ".join(facts)] if facts else []
+        lines = [", ".join(facts)] if facts else []
+        return lines if self.meeting_time is None else [*lines, meetings.facts(self.meeting_time)]
 
 
 def report(chains: RunChains) -> Report:
@@ -179,6 +189,7 @@ def report(chains: RunChains) -> Report:
     slope, slope_error = mean_and_error(chains.jacobian)
     found = [diagnostics.diagnose(outcome) for outcome in chains.outcomes]
     value_shape, slope_shape = _shapes(chains)
+    times = [MeetingTime.of(one.meetings) for one in chains.outcomes if one.meetings is not None]
 
     def like_value(flat):
         return value_tree(chains.unflatten, flat)
@@ -189,7 +200,8 @@ def report(chains: RunChains) -> Report:
     warnings = (
         *(text for diagnosis in found for text in diagnostics.warnings(diagnosis)),
         *map(diagnostics.of_jump, chains.jumps),
-        *diagnostics.of_estimates(chains.theta, np.asarray(chains.value), slope, slope_error),
+        *_of_meetings(chains),
+        *diagnostics.of_estimates(chains.theta, _met(chains), slope, slope_error),
         *chains.warnings,
     )
     notes = (*chains.notes, *(text for diagnosis in found for text in diagnostics.notes(diagnosis)))
@@ -207,6 +219,8 @@ def report(chains: RunChains) -> Report:
         effective_samples=like_value(_effective_samples(chains, found)),
         nan_proposals=sum(d.nan_proposals for d in found),
         num_chains=chains.value.shape[-1],
+        # Of several expectations, that of the slowest pairs.
+        meeting_time=max(times, key=lambda time: (time.num_unmet, time.mean), default=None),
         # Expectations that are composed may have the same to say.
         warnings=tuple(dict.fromkeys(warnings)),
         notes=tuple(dict.fromkeys(notes)),
@@ -215,6 +229,22 @@ def report(chains: RunChains) -> Report:
             like_gradient(chains.jacobian),
         ),
     )
+
+
+def _of_meetings(chains: RunChains) -> Iterator[str]:
+    for outcome in chains.outcomes:
+        if outcome.meetings is not None:
+            yield from meetings.warnings(outcome.meetings, MeetingTime.of(outcome.meetings))
+
+
+def _met(chains: RunChains) -> Float[np.ndarray, "F M"]:
+    """The values of the chains of which one is known: pairs that have not met are told apart."""
+    value = np.asarray(chains.value)
+    unknown = np.zeros(value.shape[-1], bool)
+    for outcome in chains.outcomes:
+        if outcome.meetings is not None:
+            unknown |= ~np.asarray(outcome.meetings.met)
+    return value[:, ~unknown]
 
 
 def _effective_samples(chains: RunChains, found: list[Diagnosis]) -> Float[np.ndarray, "F"]:

@@ -1,4 +1,4 @@
-"""Stopping a run when its gradient is known well enough."""
+"""Stop a run when its gradient is known well enough."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ..base import validate
 from ..base.validate import Checked
 from .report import Report
 
-# Fewer chains than these don't know their own spread: a run that stops when its error looks small
-# would too often stop because it was underestimated.
+# With fewer chains the error itself is too uncertain: a run that stops when its error looks small
+# would too often stop because it is underestimated.
 _LEAST_CHAINS = 64
-# The most rounds, where the user sets no limit.
+# The largest number of rounds, if the user sets no limit.
 _MOST_ROUNDS = 1_000
 
 
 class Until(eqx.Module):
-    """When to stop: as soon as the interval of every entry of the gradient, at `level`, reaches no
-    further from its estimate than `absolute`, or than `relative` times the largest entry.
+    """Stop when the interval of every entry of the gradient, at `level`, extends no further from
+    its estimate than `absolute`, or than `relative` times the largest entry.
 
-    Chains are run again with keys of their own, in rounds of `num_chains`, so that what is
-    estimated stays the same (a chain that is stopped early is a shorter chain). It ends without
-    having come so far after `max_steps` steps of all chains together, after `max_seconds`, or else
-    after 1,000 rounds; the report then says so.
+    Chains are run again with new keys, in rounds of `num_chains`, so the estimated quantity stays
+    the same (stopping a chain early would give a shorter chain). The run also ends after
+    `max_steps` steps of all chains together, after `max_seconds`, or otherwise after 1,000 rounds.
+    Then the report has a warning.
 
     >>> import jax, diffmh
     >>> from diffmh.models import gaussian
@@ -47,7 +47,7 @@ class Until(eqx.Module):
 
     def __check_init__(self):
         if self.relative is None and self.absolute is None:
-            raise ValueError("`Until(...)` needs `relative` or `absolute`: how small an error?")
+            raise ValueError("`Until(...)` needs `relative` or `absolute`, the error to reach.")
         for name in ("relative", "absolute", "max_steps", "max_seconds"):
             value = getattr(self, name)
             if value is not None:
@@ -55,7 +55,7 @@ class Until(eqx.Module):
         validate.number(self.level, "Until(level=...)", above=0, below=1)
 
     def allowed(self, gradient: list[np.ndarray]) -> float:
-        """How far an interval may reach from its estimate."""
+        """The largest allowed distance of an interval's end from its estimate."""
         largest = max(float(np.max(np.abs(leaf))) for leaf in gradient)
         return max((self.relative or 0.0) * largest, self.absolute or 0.0)
 
@@ -66,7 +66,7 @@ class Until(eqx.Module):
 
 
 def until_of(given: Checked[float | Until] | None) -> Until | None:
-    """The `Until` that a user means by `until=...`: a number is a relative error."""
+    """The `Until` for a user's `until=...`: a number is a relative error."""
     if given is None or isinstance(given, Until):
         return given
     if isinstance(given, bool) or not isinstance(given, int | float | np.number):
@@ -78,7 +78,7 @@ def until_of(given: Checked[float | Until] | None) -> Until | None:
 
 
 class Stopping:
-    """Decides how many rounds to run, from what the rounds so far have shown."""
+    """Decides how many rounds to run, given the rounds so far."""
 
     def __init__(self, until: Until, num_chains: int, num_steps: int):
         self.until = until
@@ -88,7 +88,7 @@ class Stopping:
         self._began = time.monotonic()
 
     def reach(self, report: Report) -> tuple[float, float]:
-        """How far the widest interval reaches from its estimate, and how far it may."""
+        """The largest distance of an interval's end from its estimate, and the allowed one."""
         # The larger of the two sides of an interval, which need not be symmetric.
         means = [np.asarray(leaf) for leaf in jax.tree.leaves(report.gradient)]
         ends = [np.asarray(leaf) for leaf in jax.tree.leaves(report.interval(self.until.level)[1])]
@@ -99,19 +99,18 @@ class Stopping:
         return reach, self.until.allowed(means)
 
     def next_rounds(self, report: Report, rounds: int) -> int:
-        """The rounds that there should be in all: as many as now if that is enough, or if no more
+        """The total number of rounds to run: the current number if that is enough, or if no more
         are allowed.
         """
         reach, allowed = self.reach(report)
         if reach <= allowed or not math.isfinite(reach):
             return rounds
-        # The error falls like 1/√rounds. At most twice as many, since it is not known better.
+        # The error falls like 1/√rounds. At most doubled, since the error itself is uncertain.
         needed = rounds * (reach / allowed) ** 2 if allowed > 0 else math.inf
         wanted = min(max(rounds + 1, math.ceil(min(needed, 2 * rounds))), self.most)
         if self.until.max_seconds is not None:
             spent = time.monotonic() - self._began
-            # At the speed of the rounds so far, compilation included: it errs towards stopping
-            # early.
+            # At the speed of the rounds so far, including compilation, so it rather stops early.
             left = (self.until.max_seconds - spent) * rounds / max(spent, 1e-9)
             wanted = min(wanted, rounds + math.floor(max(0.0, left)))
         return wanted
@@ -121,15 +120,15 @@ class Stopping:
         reach, allowed = self.reach(report)
         counted = f"{rounds:,} round{'s' * (rounds > 1)}"
         found = (
-            f"the gradient's {100 * self.until.level:.3g} % interval reaches ± {reach:.2g}, asked"
-            f" for {self.until}"
+            f"the gradient's {100 * self.until.level:.3g} % interval reaches ± {reach:.2g},"
+            f" requested {self.until}"
         )
         if reach <= allowed:
             note = f"stopped after {counted}: {found}"
             return dataclasses.replace(report, notes=(*report.notes, note))
         warning = (
             f"`until` was not reached within its limit, {counted}: {found} (here {allowed:.2g})."
-            " Allow more (`Until(max_steps=..., max_seconds=...)`), or take an estimator of less"
+            " Allow more (`Until(max_steps=..., max_seconds=...)`), or use an estimator of less"
             " variance."
         )
         return dataclasses.replace(report, warnings=(*report.warnings, warning))

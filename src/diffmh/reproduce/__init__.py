@@ -1,4 +1,4 @@
-"""The paper's experiments, one module per figure: it computes its data and its rows of the table,
+"""The paper's experiments, one module per figure. Each computes its data and its rows of the table,
 and draws its figure from the saved data alone.
 """
 

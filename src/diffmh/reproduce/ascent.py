@@ -1,4 +1,4 @@
-"""Fig. 6: climbing the heat capacity of the Ising model."""
+"""Fig. 6: gradient ascent on the heat capacity of the Ising model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .progress import Status
 
 
 class Ascents(Data):
-    """Temperature and heat capacity at each iteration: with the paper's budget and one coupled and
-    one uncoupled chain, and with many chains across; the average of the latter's second half, and
+    """Temperature and heat capacity at each iteration, with the paper's budget for one coupled and
+    one uncoupled chain, and with many chains; the average over the second half of the latter, and
     the exact peak.
     """
 
@@ -32,8 +32,8 @@ class Ascents(Data):
 
 
 def of_one_chain(flip: bool):
-    """The paper's objective: both moments from one cold-started chain of 100 + 1000 sweeps,
-    plugged in.
+    """The paper's objective: the heat capacity from the two moments of one chain of 100 + 1000
+    sweeps from a cold start.
     """
     mean = moments(1_000, 100, 1, flip=flip, estimator=StochasticDerivative("one-sided"))
     return lambda t, key: model.heat_capacity(t, mean(t, key))
@@ -80,8 +80,8 @@ def _rows(data: Ascents, budget: str, tolerance: float) -> list[Claim]:
 
 
 def batch_error(values: np.ndarray, num_batches: int = 8) -> float:
-    """The standard error of a correlated sequence's mean, from the means of its batches."""
-    # Batches longer than the correlation of the iterates are nearly independent.
+    """The standard error of the mean of a correlated sequence, from the means of batches."""
+    # Nearly independent, if batches are longer than the correlation time of the iterates.
     means = [batch.mean() for batch in np.array_split(values, num_batches)]
     return float(np.std(means, ddof=1) / num_batches**0.5)
 
@@ -117,8 +117,8 @@ EXPERIMENT = Experiment(
     figure=6,
     title="Climbing the heat capacity",
     shows=(
-        "Gradient ascent on the heat capacity from T = 6. With the coupled proposal the paper's"
-        " budget leads near the peak, without it nowhere. Many chains, several alternatives and"
+        "Gradient ascent on the heat capacity from T = 6. With the coupled proposal, the paper's"
+        " budget leads near the peak; without it, nowhere. Many chains, several alternatives and"
         " averaging the iterates find the peak of the finite lattice."
     ),
     data=Ascents,

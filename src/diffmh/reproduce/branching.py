@@ -23,7 +23,7 @@ THETA, NUM_STEPS, WINDOW = 0.5, 200, (50, 100)
 
 
 class Branching(Data):
-    """The path with its start first; the one slot's alternative after each step; the first and
+    """The path including its start; the alternative in the only slot after each step; the first and
     last step shown.
     """
 
@@ -46,7 +46,8 @@ def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Branchi
     num_chains = size.pick(1_000, 10_000, 10_000)
     progress.say(f"{num_chains:,} chains")
     runs = {"init": 0.0, "num_samples": 150, "burn_in": 50, "num_chains": num_chains}
-    mean = expectation(lambda theta, x: x, gaussian.sampler(), **runs)
+    one = StochasticDerivative(alternatives=1)
+    mean = expectation(lambda theta, x: x, gaussian.sampler(), estimator=one, **runs)
     report = mean.run(THETA, key_mean)
     slot = ("alternative", "weight", "alive", "born", "recoupled")
     data = Branching(
@@ -87,7 +88,7 @@ def plot(data: Branching, narrow: bool) -> Figure:
 
 
 def film(data: Branching) -> dict[str, Any]:
-    """The data that the page's player draws: the path up to a step, and the alternatives so far."""
+    """The data of the film on the page: the path up to a step, and the alternatives so far."""
     return {
         "kind": "branching",
         "title": "Branching paths, step by step",

@@ -11,18 +11,18 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-# The first figure arrives soon; then the longest experiments first, so that two processes end
-# together.
+# The first figure should arrive soon. Then the longest experiments come first, so that two
+# processes end at about the same time.
 _ORDER = ("branching", "ascent", "ising", "mixture", "variance", "recoupling")
 
 
 def longest_first(experiments: list[Experiment]) -> list[Experiment]:
-    """The order in which several processes should begin them."""
+    """The order in which several processes should start them."""
     return sorted(experiments, key=lambda experiment: _ORDER.index(experiment.name))
 
 
 def named(names: list[str]) -> list[Experiment]:
-    """The experiments of these names, or figure numbers (`4`, `fig4`); all of them for no name.
+    """The experiments with these names or figure numbers (`4`, `fig4`); all of them by default.
 
     >>> [experiment.name for experiment in named(["fig4", "mixture"])]
     ['recoupling', 'mixture']

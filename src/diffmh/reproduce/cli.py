@@ -1,4 +1,4 @@
-"""What the command `diffmh` does; its arguments are in `diffmh_command`."""
+"""The implementation of the command `diffmh`; its arguments are in `diffmh_command`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from diffmh_command import main as main
 
 from .._expectation import expectation
 from ..models import gaussian
+from ..runs.configure import small_loops_are_on
 
 PACKAGES = ("diffmh", "jax", "jaxlib", "equinox", "jaxtyping", "numpy", "scipy")
 EXTRAS = ("optax", "matplotlib", "tqdm")
@@ -30,7 +31,7 @@ def reproduce(
     only_list: bool,
     num_processes: int | None,
 ) -> int:
-    """Reproduce the paper's figures, and return the exit code."""
+    """Reproduce the paper's figures and return the exit code."""
     needed = ("matplotlib", "optax", "tqdm")
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
@@ -60,13 +61,18 @@ def _refuse(why: str) -> int:
 
 
 def doctor() -> int:
-    """Print versions, devices and precision, and a derivative that is known."""
+    """Print versions, devices and precision, and check a known derivative."""
     lines = {package: _version(package) for package in PACKAGES + EXTRAS}
     lines["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     devices = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
     lines["devices"] = f"{devices}, {os.cpu_count()} cores"
     real = jnp.zeros(()).dtype
     lines["precision"] = f"{real} (x64 {'on' if real == jnp.float64 else 'off'})"
+    lines["small loops"] = (
+        "on"
+        if small_loops_are_on()
+        else "off (faster with few chains: diffmh.configure(small_loops=True))"
+    )
     lines["gradient"], good = _gradient()
     for name, line in lines.items():
         print(f"{name:<12} {line}")
@@ -81,7 +87,7 @@ def _version(package: str) -> str:
 
 
 def _gradient() -> tuple[str, bool]:
-    """A derivative that is known, as a sign of life."""
+    """Estimate a known derivative, as a quick check of the installation."""
     runs = {"init": 0.0, "num_samples": 500, "burn_in": 50, "num_chains": 64}
     mean = expectation(lambda theta, x: x, gaussian.sampler(), **runs)
     report = mean.run(0.5, jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Data: what a figure is drawn from, saved and read back as it was."""
+"""Data: the content of a figure, which is saved and read back unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Data(eqx.Module):
-    """Named arrays and numbers. Every figure has a subclass of its own, which says what its drawing
+    """Named arrays and numbers. Every figure has its own subclass with the fields that its plot
     reads.
     """
 

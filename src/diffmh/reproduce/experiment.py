@@ -1,4 +1,4 @@
-"""Experiment: what computes, what draws, and what is claimed."""
+"""Experiment: the computation of a figure, its plot and its claims."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ V = TypeVar("V")
 
 
 class Size(enum.StrEnum):
-    """The length of the runs: a trial of one or two minutes, the demonstration, or the lengths of
-    the tables in the docs. The verdicts are the same; the errors are larger for shorter runs.
+    """The length of the runs: `FAST` (one or two minutes), `DEMO`, or `FULL`, the lengths of the
+    tables in the docs. The verdicts are the same; shorter runs have larger errors.
     """
 
     FAST = "fast"
@@ -36,15 +36,15 @@ class Size(enum.StrEnum):
 
 
 class Refused(ValueError):
-    """Raised for what cannot be run, before anything is. The text says why, and what to do."""
+    """Raised before anything runs if the request is invalid. The text says why and what to do."""
 
 
-# The heads of the table, of a `Claim`'s fields in their order.
+# The column heads of the table, in the order of the fields of a `Claim`.
 COLUMNS = ("quantity", "paper", "exact", "ours ± error", "bar", "verdict")
 
 
 class Claim(NamedTuple):
-    """A line of the table. `passed` is `None` where nothing is claimed."""
+    """A row of the table. `passed` is `None` if nothing is claimed."""
 
     quantity: str
     paper: str
@@ -56,8 +56,8 @@ class Claim(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Result(Generic[D]):
-    """The data that an experiment's figure is drawn from, its settings in words, and its lines of
-    the table.
+    """The data of an experiment's figure, a description of its settings, and its rows of the
+    table.
     """
 
     data: D
@@ -67,9 +67,9 @@ class Result(Generic[D]):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Generic[D]):
-    """One figure of the paper. `compute(key, size, progress)` is everything random;
-    `plot(data, narrow)` reads what was saved of it, for a wide page or for a phone; `film(data)`
-    is what the page plays, if anything.
+    """One figure of the paper. `compute(key, size, progress)` does everything random;
+    `plot(data, narrow)` draws the saved data, for a wide page or for a phone; `film(data)` is
+    the data of the animation on the page, if there is one.
     """
 
     name: str
@@ -86,7 +86,7 @@ Z = 5.0
 
 
 def digits(value: float, error: float) -> str:
-    """`value ± error`, with two digits of the error; the value alone if it has none."""
+    """`value ± error`, with two digits of the error; the value alone if the error is 0."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.5g}"
     return number_with_error(value, error)
@@ -95,8 +95,8 @@ def digits(value: float, error: float) -> str:
 def against_exact(
     quantity: str, exact: float, value: float, error: float, paper: str = "—", form: str = ".5g"
 ) -> Claim:
-    """Passed where `value` is within five standard errors of the exact answer, or of float32's last
-    digits.
+    """Passes if `value` is within five standard errors of the exact answer, or equal to it up to
+    float32 rounding.
     """
     passed = abs(value - exact) <= Z * error + 1e-5 * abs(exact)
     ours = digits(value, error)
@@ -106,7 +106,7 @@ def against_exact(
 def within(
     quantity: str, paper: str, exact: float, value: float, tolerance: float, ours: str = ""
 ) -> Claim:
-    """Passed where `value` is closer to the exact answer than a tolerance."""
+    """Passes if `value` differs from the exact answer by less than a tolerance."""
     passed = abs(value - exact) < tolerance
     ours = ours or f"{value:.3f}"
     return Claim(quantity, paper, f"{exact:.4f}", ours, f"within {tolerance}", passed)
@@ -115,19 +115,20 @@ def within(
 def worst(
     quantity: str, what: str, exact: np.ndarray, value: np.ndarray, error: np.ndarray
 ) -> Claim:
-    """One line for many points: the largest |z| among them."""
+    """One row for many points: the largest |z| among them."""
+    # Differences below the rounding of float32 do not count.
     off = np.maximum(0.0, np.abs(value - exact) - 1e-5 * np.abs(exact))
     z = float(np.max(np.where(off > 0, off / np.where(error > 0, error, 1e-30), 0.0)))
     return Claim(quantity, "—", what, f"largest |z| = {z:.2f}", f"|z| < {Z:.0f}", z < Z)
 
 
 def length(num_samples: int, burn_in: int, num_chains: int) -> dict[str, Any]:
-    """The options of `expectation` that say how long the chains are, and how many."""
+    """The options of `expectation` for the length and number of chains."""
     return {"num_samples": num_samples, "burn_in": burn_in, "num_chains": num_chains}
 
 
 class Estimate(NamedTuple):
-    """Value and derivative in one parameter, with standard errors over the chains."""
+    """Value and derivative with respect to one parameter, with standard errors over the chains."""
 
     value: Float[Array, "..."]
     value_error: Float[Array, "..."]
@@ -136,7 +137,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(objective: Differentiable, theta: Float[Array, ""], key: Key[Array, ""]) -> Estimate:
-    """`objective` and its derivative at a scalar theta. Traceable."""
+    """`objective` and its derivative at a scalar theta. It can be traced."""
 
     def per_chain(theta):
         return objective.per_chain(theta, key)
@@ -144,5 +145,6 @@ def estimate(objective: Differentiable, theta: Float[Array, ""], key: Key[Array,
     def mean_and_error(chains):
         return chains.mean(axis=0), chains.std(axis=0, ddof=1) / chains.shape[0] ** 0.5
 
+    # Chains are independent, so the spread between them is the error of both means.
     values, slopes = jax.jvp(per_chain, (theta,), (jax.numpy.ones_like(theta),))
     return Estimate(*mean_and_error(values), *mean_and_error(slopes))

@@ -1,4 +1,4 @@
-"""Fig. 3: energy and heat capacity of the Ising model over temperature."""
+"""Fig. 3: energy and heat capacity of the Ising model as functions of temperature."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ NUM_ITERATIONS, TOLERANCE = 60, 0.15
 
 
 class Ising(Data):
-    """E and C, and their slopes in T, with errors, at every temperature; `E, C, dC/dT` exactly
-    there and on a fine curve; where C is greatest, exactly and as an ascent found it.
+    """E and C, and their derivatives with respect to T, with errors, at every temperature;
+    the exact `E, C, dC/dT` there and on a fine grid; the temperature of largest C, exact and found.
     """
 
     temperature: Float[np.ndarray, "T"]
@@ -91,7 +91,7 @@ def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Ising]:
 
 def _rows(data: Ising, num_grid: int) -> list[Claim]:
     ten = slice(num_grid, None)
-    # The grid shows the curve; the claims are about the ten temperatures after it.
+    # The grid is for the curve; the claims use the ten temperatures after it.
     rows = [
         worst(
             f"{name} at ten temperatures, L = {SIZE}",
@@ -155,9 +155,9 @@ EXPERIMENT = Experiment(
     title="Energy and heat capacity of the Ising model",
     shows=(
         "Mean energy and heat capacity of the 12×12 lattice, and the derivative of the heat"
-        " capacity in temperature, all from the chains; the curve is Kaufman's exact solution of"
-        " the finite lattice. The red line is the temperature of greatest heat capacity that"
-        " gradient ascent found, the dotted one the exact peak."
+        " capacity with respect to temperature, all from the chains. The curve is Kaufman's exact"
+        " solution of the finite lattice. The red line is the temperature of largest heat capacity"
+        " that gradient ascent found; the dotted line is the exact peak."
     ),
     data=Ising,
     compute=compute,

@@ -1,4 +1,4 @@
-"""What the Ising figures share: the lattice, its moments, and the ascent on the heat capacity."""
+"""Shared by the Ising figures: the lattice, its moments, and the ascent on the heat capacity."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def moments(
 
 
 def climb(key: Key[Array, ""], mean: Expectation, num_iterations: int, progress: Status) -> Ascent:
-    """The ascent on the heat capacity across chains, from T = 6: large steps first, then smaller
-    ones, and the average of the second half.
+    """Gradient ascent on the heat capacity, estimated across chains, from T = 6: large steps first,
+    then smaller ones, and the average over the second half.
     """
     schedule = optax.piecewise_interpolate_schedule(
         "cosine", 0.2, {int(0.2 * num_iterations): 1.0, num_iterations: 0.02}

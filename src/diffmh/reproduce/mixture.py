@@ -1,4 +1,4 @@
-"""Fig. 2: for which observation is it hardest to say which component it came from?"""
+"""Fig. 2: the observation for which the component it came from is most uncertain."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from .._compose import compose
 from .._expectation import Differentiable, expectation
+from ..estimators import StochasticDerivative
 from ..models import mixture as model
 from ..plots import style
 from ..tools.optimise import optimise
@@ -22,7 +23,7 @@ from .experiment import Claim, Experiment, Result, Size, against_exact, estimate
 from .progress import Status
 
 NUM_SEEDS, TOLERANCE = 10, 0.02
-# Adam at rate 0.1 overshoots and swings back until about iteration 180: what follows has converged.
+# Adam with rate 0.1 overshoots and oscillates until about iteration 180, then it has converged.
 NUM_ITERATIONS, TAIL = 300, 100
 
 
@@ -42,9 +43,15 @@ class MixtureData(Data):
 
 
 def entropy_of_posterior(num_samples: int, num_chains: int) -> Differentiable:
-    """The posterior's entropy at h from MH alone, across chains."""
+    """The entropy of the posterior given h, from MH alone, across chains."""
     runs = length(num_samples, 50, num_chains)
-    occupancy = expectation(model.indicator, model.sampler(), init=0, **runs)
+    occupancy = expectation(
+        model.indicator,
+        model.sampler(),
+        init=0,
+        estimator=StochasticDerivative(alternatives=1),
+        **runs,
+    )
     return compose(lambda h, p: model.entropy(p), occupancy)
 
 
@@ -63,9 +70,8 @@ def maximiser() -> float:
 def climb(
     num_samples: int, key: Key[Array, ""], progress: Status
 ) -> Float[np.ndarray, "seeds iterations"]:
-    """Adam from h = 8, one ascent for each of ten seeds, with 16 chains each. They run side by
-    side: the gradient of the sum of their entropies is each one's own, and Adam goes entry by
-    entry.
+    """Adam from h = 8, one ascent for each of ten seeds, with 16 chains each. They run as one: the
+    gradient of the sum of the entropies consists of their gradients, and Adam is elementwise.
     """
     entropy = entropy_of_posterior(num_samples, 16)
 
@@ -79,8 +85,8 @@ def climb(
 
 
 def reached(ascents: Float[np.ndarray, "seeds iterations"], best: float) -> list[Claim]:
-    """The claims that the ascents have converged: each to the maximum, and all of them to no other
-    point beside it.
+    """The claims that the ascents have converged: each one to the maximum, and their mean to it
+    within its error.
     """
     ends = ascents[:, -TAIL:].astype(float).mean(axis=1)
     error = float(ends.std(ddof=1)) / len(ends) ** 0.5
@@ -211,9 +217,9 @@ EXPERIMENT = Experiment(
     figure=2,
     title="The most ambiguous observation",
     shows=(
-        "Which of three normal components did an observation h come from? Metropolis–Hastings"
-        " samples the component; the gradient of the posterior's entropy, estimated from the"
-        " chains alone, leads to the h for which it is hardest to say."
+        "From which of three normal components did an observation h come? Metropolis–Hastings"
+        " samples the component. The gradient of the posterior's entropy, estimated from the"
+        " chains alone, leads to the h for which this is most uncertain."
     ),
     data=MixtureData,
     compute=compute,

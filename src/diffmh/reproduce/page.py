@@ -1,5 +1,5 @@
-"""The page: every figure, what it shows, and the table of what was found, in one file that needs
-no network.
+"""The page: every figure, what it shows, and the table of results, in one file that needs no
+network.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..runs.files import write_whole
 from .experiment import COLUMNS, Experiment, Size
 from .saved import Saved
 
-# The figures' colours by the names that the page's style sheet has for them, by day and by night.
+# The figures' colours, by their names in the page's style sheet, for the light and the dark theme.
 _NAMES = ("ink", "grey", "faint", "paper", "red", "blue", "green", "amber", "violet")
 COLOURS = {getattr(style, name.upper()): name for name in _NAMES}
 
-# In the title of every page that `write` has written.
+# Part of the title of every page that `write` wrote.
 OURS = "reproduced by diffmh"
 
 OPTIONS = {Size.FAST: " --fast", Size.DEMO: "", Size.FULL: " --full"}
@@ -38,12 +38,13 @@ RUNS = {
 def write(
     out: pathlib.Path, saved: list[Saved], pending: Sequence[Experiment] = ()
 ) -> pathlib.Path:
-    """Write `index.html` and return where it is. While experiments are `pending` the page names
+    """Write `index.html` and return its path. While experiments are `pending`, the page names
     them and reloads itself.
     """
     source = importlib.resources.files("diffmh.reproduce").joinpath("page.html")
     played = [(one.experiment.name, one.experiment.film, one.data) for one in saved]
     films = [{"name": name, **film(data)} for name, film, data in played if film]
+    # `</` would end the script element that holds the films.
     text = string.Template(source.read_text(encoding="utf-8")).substitute(
         home=_home(),
         contents="\n".join(_link(one) for one in saved),
@@ -60,7 +61,7 @@ def write(
 
 
 def _home() -> str:
-    """Where the installed package says that it is at home; the top of the page if it does not."""
+    """The home page in the package's metadata; the top of the page if there is none."""
     try:
         urls = importlib.metadata.metadata("diffmh").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
@@ -139,8 +140,8 @@ def _figure(one: Saved) -> str:
 
 
 def _inline(svg: str, name: str) -> str:
-    """An SVG for the middle of a page: no XML prologue, its size left to the page, its ids apart
-    from other figures', its colours the page's.
+    """An SVG to embed in the page: without the XML prologue and a fixed size, with ids that differ
+    from other figures', and with the colours of the page.
     """
     svg = svg[svg.index("<svg") :]
     for size in ("width", "height"):

@@ -1,4 +1,4 @@
-"""How far an experiment is, on stderr."""
+"""The progress of an experiment, on stderr."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class Status:
-    """One line that is written over, on a terminal; elsewhere a line for each stage, and of a
-    stage's many items one at most every two seconds, so that a log stays readable.
+    """On a terminal, one line that is overwritten. Elsewhere, a line for each stage and, within a
+    stage, at most one every two seconds, so that a log stays readable.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Status:
         return time.monotonic() - self._began
 
     def say(self, what: str) -> None:
-        """A stage that begins."""
+        """Announce a stage."""
         line = f"{self._start}{what} ({self.seconds:.0f} s)"
         if self._terminal:
             self._stream.write("\r" + line.ljust(self._width))
@@ -46,14 +46,14 @@ class Status:
         self._last = time.monotonic()
 
     def over(self, items: Sequence[T], what: Callable[[T], str]) -> Iterator[T]:
-        """The items, each announced before it is worked on."""
+        """Iterate over the items and announce each."""
         for i, item in enumerate(items, start=1):
             if self._terminal or time.monotonic() - self._last >= self._pause:
                 self.say(f"{what(item)}, {i} of {len(items)}")
             yield item
 
     def along(self, what: str) -> Callable[[range], Iterator[int]]:
-        """For `optimise(progress=...)`: its iterations, each announced."""
+        """For `optimise(progress=...)`: announce each iteration."""
 
         def announced(iterations: range) -> Iterator[int]:
             return self.over(iterations, lambda _: what)
@@ -61,7 +61,7 @@ class Status:
         return announced
 
     def end(self, what: str) -> None:
-        """The last line, which stays."""
+        """Write the last line, which stays."""
         start = "\r" if self._terminal else ""
         self._stream.write(start + f"{self._start}{what}".ljust(self._width) + "\n")
         self._stream.flush()

@@ -1,4 +1,4 @@
-"""Fig. 4: a lattice, its alternative, and how they meet again."""
+"""Fig. 4: a lattice and its alternative, until they meet again."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .lattice import SIZE
 from .progress import Status
 
 TEMPERATURE, SWEEPS, ALTERNATIVES = 3.0, 6, 8
-# Spins stay black and white on a dark page too. The red can be told from both.
+# Spins stay black and white on a dark page too. The red differs from both.
 BLACK, WHITE, DIFFERS = "#14171a", "#fdfdfd", "#e5203a"
 
 
 class Recoupling(Data):
-    """A slot of the trace over some sweeps, of which `num_sweeps` from `first` on are drawn. Where
-    nothing is alive the alternative is the primal.
+    """A slot of the trace over some sweeps; `num_sweeps` of them, from `first` on, are drawn. If
+    the slot is empty, the alternative equals the primal.
     """
 
     primal: Int8[np.ndarray, "n L L"]
@@ -50,7 +50,7 @@ def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Recoupl
     )
     primal, slots = _lattices(path)
     # Both get the same proposals and uniforms, and the kernel is monotone: an alternative that is
-    # born above the primal in every cell stays above it, or below.
+    # born above the primal in every cell stays above it, and likewise below.
     above = (slots >= primal[:, None]).all(axis=(2, 3))
     below = (slots <= primal[:, None]).all(axis=(2, 3))
     ordered = bool(np.all(above | below))
@@ -60,7 +60,11 @@ def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Recoupl
     for name in progress.over(("coupled", "uncoupled"), lambda name: f"{num_chains} {name} chains"):
         flip = name == "uncoupled"
         energy = expectation(
-            model.energy, model.sampler(flip), init=start, **length(200, 100, num_chains)
+            model.energy,
+            model.sampler(flip),
+            init=start,
+            estimator=StochasticDerivative(alternatives=1),
+            **length(200, 100, num_chains),
         )
         report = energy.run(TEMPERATURE, jax.random.fold_in(key_runs, flip))
         error[name] = float(report.gradient_error)
@@ -79,7 +83,7 @@ def compute(key: Key[Array, ""], size: Size, progress: Status) -> Result[Recoupl
 
 
 def _lattices(path: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """The primal's and each slot's lattice after every sweep."""
+    """The lattices of the primal and of each slot after every sweep."""
     lattice = model.Spins.lattice
     primal = np.asarray(jax.vmap(lattice)(path.primal))
     slots = np.asarray(jax.vmap(jax.vmap(lattice))(path.alternative))
@@ -106,8 +110,8 @@ def window(born: np.ndarray, alive: np.ndarray, differing: np.ndarray) -> tuple[
     """The first sweep and the slot of an alternative, after sweep 100, that lives for all sweeps
     shown but the last.
 
-    Nothing replaces it on the way, and it has met the primal in the last. Of those, the one that
-    differs in most cells at its most.
+    It is not replaced in between and has met the primal in the last sweep. Among those, choose the
+    one with the largest number of differing cells.
     """
     found = [
         (int(differing[start : start + SWEEPS, slot].max()), -start, slot)
@@ -158,6 +162,7 @@ def film(data: Recoupling) -> dict[str, Any]:
     def bits(lattice):
         return ["".join("1" if spin > 0 else "0" for spin in row) for row in lattice]
 
+    # A birth in a slot that was alive and had not recoupled: its alternative was pruned.
     alive_before = np.concatenate([[False], data.alive[:-1]])
     pruned = data.born & alive_before & ~data.recoupled
     frames = zip(data.primal, data.alternative, data.born, pruned, strict=True)
@@ -187,7 +192,7 @@ EXPERIMENT = Experiment(
         "The primal's spins (black and white) and the cells in which the alternative differs"
         " (red, the primal's spin in the middle), over six successive sweeps. Both get the same"
         " proposals and the same uniforms, so they keep their order and meet again. In the film,"
-        " an alternative that gives way to a new one before it has met the primal was pruned, as"
+        " an alternative that is replaced by a new one before it has met the primal was pruned, as"
         " in Fig. 1."
     ),
     data=Recoupling,

@@ -1,4 +1,4 @@
-"""Running experiments: compute, save, plot what was saved, and put all of it on a page."""
+"""Run experiments: compute, save, plot the saved data, and write the page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .progress import Status
 from .saved import Saved, compute_and_save, load, load_all
 from .workers import in_processes
 
-# Data, figures and page of all six experiments take less than a third of it.
+# The data, figures and page of all six experiments need less than a third of this.
 ROOM = 16 * 2**20
 
 
 class Stopped(Exception):
-    """Ctrl-C, or a file that could not be written. Its text says what is finished and how to go
-    on.
+    """Ctrl-C, or a file that could not be written. Its text says what is finished and how to
+    continue.
     """
 
 
@@ -34,23 +34,23 @@ def reproduce(
     again: bool = False,
     num_processes: int | None = None,
 ) -> bool:
-    """Run the experiments of these names (all for none), write `out` and print their table; True if
-    every verdict is good.
+    """Run the experiments of these names (all by default), write to `out` and print their table.
+    Return True if every verdict is good.
 
-    Each experiment has a key of its own, so it finds the same numbers alone as among others. What
-    the same code has already saved in `out` with the same seed and size is taken up, unless
-    `again`. Several experiments are computed in `num_processes` processes (by default two, or one
-    on a single core); the page is written anew whenever one is finished. Results go to stdout,
-    progress to stderr.
+    Each experiment has its own key, so it gives the same numbers alone or with others. Results
+    that the same code has saved in `out` with the same seed and size are reused, unless `again`.
+    Several experiments are computed in `num_processes` processes (by default two, or one on a
+    single core); the page is rewritten whenever one is finished. Results go to stdout, progress to
+    stderr.
 
-    Raises `Refused` for an unknown name, a seed that JAX would fold, a number of processes below
-    1, and an `out` that cannot be written, before anything is computed; and `Stopped`.
+    Before computing anything, raises `Refused` for an unknown name, a seed that JAX would truncate,
+    a number of processes below 1, and an `out` that cannot be written. May raise `Stopped`.
     """
     experiments = named(names)
     if num_processes is not None and num_processes < 1:
         raise Refused(f"`--processes` must be at least 1, got {num_processes}.")
     if not 0 <= seed < 2**32:
-        # Without 64-bit integers JAX keeps a seed's low 32 bits: two seeds would share numbers.
+        # Without 64-bit integers JAX uses a seed's low 32 bits: two seeds would give equal numbers.
         raise Refused(f"`--seed` must be at least 0 and below 2³² = 4294967296, got {seed}.")
     try:
         out = local_path(out, "--out")
@@ -62,7 +62,7 @@ def reproduce(
     progress = Status("")
     for experiment in experiments:
         if experiment.name in finished:
-            progress.end(f"{experiment.name}: taken from {out} (--again computes it anew)")
+            progress.end(f"{experiment.name}: taken from {out} (--again computes it again)")
     try:
         page.write(out, load_all(out), left)
         for experiment in _computed(list(left), out, seed, size, num_processes):
@@ -75,7 +75,7 @@ def reproduce(
             count = f"{len(finished)} of {len(experiments)}"
             progress.end(f"{experiment.name}: finished, {count} ({progress.seconds:.0f} s)")
     except (KeyboardInterrupt, OSError) as stop:
-        # The page that is left says nothing of figures to come, and does not reload itself.
+        # The final page mentions no pending figures and does not reload itself.
         page.write(out, load_all(out))
         raise Stopped(_stopped(stop, left, list(finished.values()), out)) from stop
     rows = [row for experiment in experiments for row in finished[experiment.name].rows]
@@ -89,7 +89,7 @@ def reproduce(
 def _taken_up(
     experiments: list[Experiment], out: pathlib.Path, seed: int, size: Size
 ) -> dict[str, Saved]:
-    """The experiments that this code has saved already with the same seed and size, by name."""
+    """The experiments that this code has saved with the same seed and size, by name."""
     found = {experiment.name: load(experiment, out) for experiment in experiments}
     return {
         name: saved
@@ -105,7 +105,7 @@ def _computed(
     size: Size,
     num_processes: int | None,
 ) -> Iterator[Experiment]:
-    """Each experiment, when it is computed and saved."""
+    """Each experiment, once it is computed and saved."""
     if num_processes is None:
         num_processes = min(2, os.cpu_count() or 1)
     if min(num_processes, len(experiments)) > 1:
@@ -118,21 +118,22 @@ def _computed(
 
 
 def make_room(out: pathlib.Path) -> None:
-    """Make the directory, and raise `Refused` unless all will fit into it."""
+    """Create the directory; raise `Refused` if the results do not fit."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise Refused(
-            f"`--out {out}` is a file: name a directory, which is made if need be."
+            f"`--out {out}` is a file: name a directory, which is created if needed."
         ) from None
     except OSError as error:
-        raise Refused(f"`--out {out}` cannot be made: {error.strerror}.") from None
+        raise Refused(f"`--out {out}` cannot be created: {error.strerror}.") from None
     index = out / "index.html"
     if index.exists() and page.OURS not in index.read_text(encoding="utf-8", errors="replace"):
         raise Refused(
-            f"`--out {out}` holds an `index.html` that is not ours and would be overwritten: name"
-            " another directory."
+            f"`--out {out}` holds an `index.html` that diffmh did not write and would overwrite:"
+            " name another directory."
         )
+    # A full disk or a missing permission must show now, not after minutes of computing.
     probe = out / f".room-{secrets.token_hex(8)}"
     try:
         probe.touch(exist_ok=False)
@@ -142,8 +143,8 @@ def make_room(out: pathlib.Path) -> None:
             probe.unlink()
     except OSError as error:
         raise Refused(
-            f"`--out {out}` cannot take {ROOM // 2**20} MB: {error.strerror}. Name another"
-            " directory, or make room."
+            f"`--out {out}`: cannot write {ROOM // 2**20} MB: {error.strerror}. Name another"
+            " directory, or free some space."
         ) from None
 
 
@@ -156,12 +157,12 @@ def _stopped(
     page = f"; their page: {out / 'index.html'}" if finished else ""
     return (
         f"\nStopped{why}. Finished: {done}{page}. Not finished: {missing}.\n"
-        "The same command continues: what is finished is not computed again."
+        "The same command continues: finished figures are not computed again."
     )
 
 
 def table(rows: list[Claim]) -> str:
-    """The table for a terminal."""
+    """The table as text."""
     verdict = {True: "good", False: "FAILED", None: "—"}
     lines = [COLUMNS, *((*row[:-1], verdict[row.passed]) for row in rows)]
     rule = ["-" * max(map(len, column)) for column in zip(*lines, strict=True)]

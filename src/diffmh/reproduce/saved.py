@@ -1,4 +1,4 @@
-"""What is saved of an experiment, and whether it can be taken up again."""
+"""The saved files of an experiment, and the check that they can be reused."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .data import Data, from_arrays, to_arrays
 from .experiment import Claim, Experiment, Result, Size
 from .progress import Status
 
-# The files beside `NAME.json` that are read again.
+# The files that are read again, in addition to `NAME.json`.
 _READ = (".npz", ".svg", "-narrow.svg")
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """An experiment as it was saved: what the page is made of."""
+    """An experiment as it was saved, for the page."""
 
     experiment: Experiment
     data: Data
@@ -41,7 +41,7 @@ class Saved:
 
 @functools.cache
 def made_by() -> str:
-    """A digest of this package's code and JAX's version: other code may find other numbers."""
+    """A digest of this package's code and JAX's version: other code may give other numbers."""
     digest = hashlib.sha256(f"jax {jax.__version__}".encode())
     package = pathlib.Path(str(importlib.resources.files("diffmh")))
     for path in sorted(package.rglob("*.py")):
@@ -50,8 +50,9 @@ def made_by() -> str:
 
 
 def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, size: Size) -> None:
-    """`NAME.npz` (arrays), the figure drawn from it (`NAME.svg`, `NAME.png`, `NAME-narrow.svg`),
-    and last `NAME.json` (settings and rows), which has the digests of the others and of itself.
+    """Write `NAME.npz` (arrays), the figure drawn from it (`NAME.svg`, `NAME.png`,
+    `NAME-narrow.svg`), and last `NAME.json` (settings and rows), which has the digests of the
+    others and of itself.
     """
     stem = out / experiment.name
     write_whole(stem.with_suffix(".npz"), lambda path: _arrays(path, to_arrays(outcome.data)))
@@ -64,7 +65,7 @@ def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, 
         "rows": [row._asdict() for row in outcome.rows],
         "files": {kind: _digest((out / f"{experiment.name}{kind}").read_bytes()) for kind in _READ},
     }
-    # This file comes last and has the digests of the others: with it, all of them are complete.
+    # This file is written last and has the digests of the others: if it exists, all are complete.
     record["digest"] = _digest(json.dumps(record).encode())
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_whole(stem.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
@@ -73,7 +74,7 @@ def save(experiment: Experiment, outcome: Result, out: pathlib.Path, seed: int, 
 def compute_and_save(
     experiment: Experiment, out: pathlib.Path, seed: int, size: Size, progress: Status
 ) -> None:
-    """Run one experiment with the key that is its own and save it."""
+    """Run one experiment with its own key and save it."""
     progress.end(f"{experiment.title} …")
     key = jax.random.fold_in(jax.random.key(seed), experiment.figure)
     save(experiment, experiment.compute(key, size, progress), out, seed, size)
@@ -97,7 +98,7 @@ def plot(experiment: Experiment, out: pathlib.Path) -> None:
 
 
 def write(figure: Figure, *paths: pathlib.Path) -> None:
-    """Write a figure, of which the same gives the same bytes."""
+    """Write a figure; the same figure gives the same bytes."""
     metadata = {".svg": {"Date": None}, ".png": {"Software": None}}
     with matplotlib.rc_context({"svg.hashsalt": "diffmh", "svg.fonttype": "path"}):
         for path in paths:
@@ -111,13 +112,14 @@ def _data(experiment: Experiment, content: bytes) -> Data:
 
 
 def load(experiment: Experiment, out: pathlib.Path) -> Saved | None:
-    """The outcome that this code saved of an experiment; `None` where there is nothing, or other
-    code's, or only part, or a file that has changed since.
+    """The saved results of an experiment; `None` if there are none, they are incomplete or from
+    other code, or a file has changed since.
     """
     try:
         record = json.loads((out / f"{experiment.name}.json").read_text(encoding="utf-8"))
         told = record.pop("digest")
         files = {kind: (out / f"{experiment.name}{kind}").read_bytes() for kind in _READ}
+        # Reuse only if nothing changed: the record, its files, and the code that made them.
         unchanged = told == _digest(json.dumps(record).encode()) and record["files"] == {
             kind: _digest(content) for kind, content in files.items()
         }
@@ -138,6 +140,6 @@ def load(experiment: Experiment, out: pathlib.Path) -> Saved | None:
 
 
 def load_all(out: pathlib.Path) -> list[Saved]:
-    """In the paper's order."""
+    """All saved experiments, in the paper's order."""
     found = (load(experiment, out) for experiment in EXPERIMENTS.values())
     return [saved for saved in found if saved is not None]

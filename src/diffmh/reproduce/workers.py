@@ -1,4 +1,4 @@
-"""Experiments in processes of their own, a few at a time."""
+"""Compute experiments in separate processes, a few at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-# Two processes write to one terminal: few lines, and none that is written over.
+# Processes share a terminal, so they write few lines and overwrite none.
 PAUSE = 15.0
 
 
@@ -26,9 +26,9 @@ def in_processes(
     experiments: list[Experiment], out: pathlib.Path, seed: int, size: Size, num_processes: int
 ) -> Iterator[Experiment]:
     """Compute and save the experiments, at most `num_processes` at a time, and yield each when its
-    files are complete. Raises the `OSError` that stopped one of them, after ending the others.
+    files are complete. If an `OSError` stops one of them, end the others and raise it.
     """
-    # A fork of a process that has started JAX's threads can deadlock: every worker starts anew.
+    # Forking a process that has started JAX's threads can deadlock, so workers are spawned.
     context = multiprocessing.get_context("spawn")
     waiting = list(experiments)
     running: dict[Connection, tuple[BaseProcess, Experiment]] = {}
@@ -40,6 +40,7 @@ def in_processes(
                 arguments = (theirs, experiment.name, out, seed, size)
                 process = context.Process(target=_work, args=arguments, daemon=True)
                 process.start()
+                # Keep only the child's end open there, so that a dead child closes the pipe.
                 theirs.close()
                 running[ours] = (process, experiment)
             for ready in multiprocessing.connection.wait(list(running)):
@@ -68,8 +69,8 @@ def _raise_what_stopped(ready: Connection, process: BaseProcess, experiment: Exp
 
 
 def _work(done: Connection, name: str, out: pathlib.Path, seed: int, size: Size) -> None:
-    """One experiment. Sends `None` when it is saved, or the `OSError` that stopped it."""
-    # Ctrl-C reaches every process of a terminal: the parent ends this one and reports.
+    """Run one experiment. Send `None` when it is saved, or the `OSError` that stopped it."""
+    # Ctrl-C reaches every process of a terminal; the parent ends this one and reports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         progress = Status(name, pause=PAUSE, overwrite=False)

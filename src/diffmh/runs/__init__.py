@@ -1,1 +1,1 @@
-"""Long runs: rounds, checkpoints, devices, the progress bar. It knows nothing of chains."""
+"""Long runs: rounds, checkpoints, devices, the progress bar. Independent of chains."""

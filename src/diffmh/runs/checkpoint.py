@@ -1,8 +1,8 @@
-"""Checkpoints: all that a long run needs to go on, on disk, complete or not at all.
+"""Checkpoints: everything that a long run needs to continue, on disk, complete or not at all.
 
-A directory holds numbered checkpoints, each a file that is written under another name, flushed and
-renamed; so a file that bears a number is complete, whenever the process was killed. Each names the
-problem that it belongs to and begins with a digest of all the rest; nothing else is continued from.
+A directory holds numbered checkpoints. Each file is written under another name, flushed and
+renamed, so a numbered file is complete, whenever the process was killed. It names the problem that
+it belongs to and starts with a digest of its contents; a run continues only from a match.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from ..jaxprs.compat import constants_and_callbacks
 from .devices import Hosts, as_numpy
 from .files import flush_directory, local_path, new_file
 
-# The newest is what a run goes on from; the one before it is kept in case the newest is corrupt.
+# A run continues from the newest; the one before is kept in case the newest is corrupt.
 _NUM_FILES = 2
 _NUMBERED = re.compile(r"([0-9]{8})\.diffmh")
 _PART = re.compile(_NUMBERED.pattern + r"\.part")
 _LOCK, DRAWS, NEW_DRAWS = "lock", "draws", "draws.diffmh.part"
 _MARK = b"diffmh checkpoint 2\n"
 _DIGEST, _LENGTH = hashlib.sha256().digest_size, 8
-# The errors of a directory that may be read and not written to.
+# The errors of a directory that can be read but not written to.
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _path(given: Any) -> str:
     if not isinstance(given, str | os.PathLike):
         raise TypeError(
-            "`Checkpoint(directory=...)` must be the path of a directory, and `checkpoint=...` a"
-            f" path too or a `diffmh.Checkpoint`, got {given!r}."
+            "`Checkpoint(directory=...)` must be the path of a directory, and `checkpoint=...` must"
+            f" be a path or a `diffmh.Checkpoint`, got {given!r}."
         )
     return os.fspath(given)
 
 
 class Checkpoint(eqx.Module):
-    """Where a long run is saved, and how often: `checkpoint=Checkpoint("dir", seconds=10)`. A plain
-    path stands for one checkpoint a minute; `~` is your home directory.
+    """The directory of a long run and the time between checkpoints:
+    `checkpoint=Checkpoint("dir", seconds=10)`. A plain path means one checkpoint a minute; `~` is
+    your home directory.
 
     >>> import diffmh
     >>> diffmh.Checkpoint("run", seconds=10)
@@ -67,18 +68,18 @@ class Checkpoint(eqx.Module):
 
 
 def checkpoint_of(given: Checked[Checkpoint | str | os.PathLike] | None) -> Checkpoint | None:
-    """The `Checkpoint` that a user means by `checkpoint=...`."""
+    """The `Checkpoint` for a user's `checkpoint=...`."""
     return given if given is None or isinstance(given, Checkpoint) else Checkpoint(given)
 
 
 def fingerprint(function: Callable[..., Any], parts: Mapping[str, PyTree]) -> dict[str, str]:
-    """Digests of all that decides what `function(*parts.values())` returns: by its name, each part,
-    and the program.
+    """Digests of everything that determines `function(*parts.values())`: of each part, by name,
+    and of the program.
     """
-    # Nothing that changes the result may be missing. An array that reaches the program is a leaf of
-    # a part, and then in that part's digest, or a constant of the trace, and then in the program's;
-    # everything else is in the program's text, which has no source locations and is the same in
-    # every process. Values that a callback asks Python for are neither: such programs are refused.
+    # Nothing that changes the result may be missing. Every array that the program uses is either a
+    # leaf of a part, and in its digest, or a constant of the trace, and in the program's digest.
+    # Everything else is in the program's text, which has no source locations and is the same in
+    # every process. Values from callbacks are in neither, so such programs raise an error.
     arrays, static = eqx.partition(list(parts.values()), eqx.is_array)
 
     def program(arrays):
@@ -88,8 +89,8 @@ def fingerprint(function: Callable[..., Any], parts: Mapping[str, PyTree]) -> di
     constants, callbacks = constants_and_callbacks(traced.jaxpr)
     if callbacks:
         raise ValueError(
-            f"`checkpoint=...` cannot tell this run from others: it calls Python (`{callbacks[0]}`)"
-            " for values, and what Python computes has no digest. Leave out `checkpoint`, or give"
+            f"`checkpoint=...` cannot identify this run: it gets values from Python"
+            f" (`{callbacks[0]}`), which have no digest. Omit `checkpoint`, or pass"
             " these values as `args`."
         )
     digests = {name: _digest(jax.tree.leaves(part)) for name, part in parts.items()}
@@ -102,8 +103,8 @@ def fingerprint(function: Callable[..., Any], parts: Mapping[str, PyTree]) -> di
 
 
 def _digest(leaves: Sequence[Any]) -> str:
-    """SHA-256 of arrays and numbers, their types and shapes; functions and other objects are known
-    by the program alone.
+    """SHA-256 of arrays and numbers, with their dtypes and shapes. Functions and other objects are
+    identified by the program alone.
     """
     total = hashlib.sha256()
     for leaf in leaves:
@@ -116,8 +117,8 @@ def _digest(leaves: Sequence[Any]) -> str:
 
 
 def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
-    """Saved leaves in the form of `like`, a tree of arrays or of their shapes. Where an array of
-    `like` is shared out over devices, so is the one that takes its place.
+    """Saved leaves in the structure of `like`, a tree of arrays or of their shapes. If an array of
+    `like` is sharded over devices, so is its replacement.
     """
     forms, structure = jax.tree.flatten(like)
 
@@ -126,7 +127,7 @@ def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
             leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(form))
         else:
             leaf = jnp.asarray(leaf, form.dtype).reshape(form.shape)
-        # Where arrays live is not part of a checkpoint: a run may go on with other devices.
+        # A checkpoint does not contain the devices: a run may continue on others.
         shared = isinstance(form, jax.Array) and len(form.sharding.device_set) > 1
         return jax.device_put(leaf, form.sharding) if shared else leaf
 
@@ -136,10 +137,10 @@ def restored(leaves: Sequence[np.ndarray | np.generic], like: PyTree) -> PyTree:
 class Record(eqx.Module):
     """One part of a run as it is saved.
 
-    - `problem`: digests, by name, of all that decides its results.
-    - `results`: the finished ones, by leaf, one row for each.
-    - `state`, `done`: the leaves of the state from which the run goes on, and how many blocks led
-      to it; no leaves where it goes on from the beginning.
+    - `problem`: digests, by name, of everything that determines its results.
+    - `results`: the finished results, by leaf, one row for each.
+    - `state`, `done`: the leaves of the state from which the run continues, and the number of
+      blocks that led to it; no leaves if it starts from the beginning.
     """
 
     problem: dict[str, str]
@@ -149,10 +150,11 @@ class Record(eqx.Module):
 
 
 def encoded(records: Sequence[Record]) -> list[bytes]:
-    """A checkpoint as the pieces of a file: a mark, the digest of the rest, a table of what is in
-    it, and the arrays.
+    """A checkpoint as the pieces of a file: a mark, the digest of the rest, a table of contents,
+    and the arrays.
     """
 
+    # The table has the dtypes and shapes, so the arrays follow as plain bytes in the same order.
     def forms(arrays):
         return [(str(array.dtype), array.shape) for array in arrays]
 
@@ -170,7 +172,7 @@ def encoded(records: Sequence[Record]) -> list[bytes]:
 
 
 def decoded(content: bytes) -> list[Record] | None:
-    """The records of a checkpoint; None if a single bit of it has changed."""
+    """The records of a checkpoint; None if any bit of it has changed."""
     begin = len(_MARK) + _DIGEST
     said = content[len(_MARK) : begin]
     if not content.startswith(_MARK) or said != hashlib.sha256(content[begin:]).digest():
@@ -180,7 +182,7 @@ def decoded(content: bytes) -> list[Record] | None:
 
     def array(kind: str, shape: list[int]) -> np.ndarray:
         nonlocal place
-        # A copy, so that it may be written to and need not be aligned in the file.
+        # A copy, so that it is writable and need not be aligned in the file.
         found = np.ndarray(shape, jnp.dtype(kind), content, place).copy()
         place += found.nbytes
         return found
@@ -193,8 +195,8 @@ def decoded(content: bytes) -> list[Record] | None:
 
 
 class Store:
-    """A directory of checkpoints, held by one process; used as a context manager. Of several hosts
-    that work together the first writes, and all read.
+    """A directory of checkpoints, locked by one process; a context manager. If several hosts work
+    together, the first writes and all read.
     """
 
     def __init__(self, checkpoint: Checkpoint, hosts: Hosts | None = None):
@@ -206,7 +208,7 @@ class Store:
         self._read_only: OSError | None = None
 
     def __enter__(self) -> Store:
-        # Every host comes to each collective (`agree`, `each`), whatever failed on the first one.
+        # Every host takes part in each collective (`agree`, `each`), even if the first one failed.
         failure = None
         if self.hosts.leads:
             try:
@@ -217,12 +219,12 @@ class Store:
         if failure is not None:
             raise failure
         if not opened:
-            raise RuntimeError(f"{self.name}: the first host could not open it; it says why.")
+            raise RuntimeError(f"{self.name}: the first host could not open it; see its error.")
         newest = max(self.numbers(), default=0) if self.directory.is_dir() else -1
         if len(set(self.hosts.each(newest))) > 1:
             self._release()
             raise RuntimeError(
-                f"{self.name}: not all hosts see the same files there. Give a directory of a file"
+                f"{self.name}: not all hosts see the same files there. Use a directory on a file"
                 " system that they share."
             )
         return self
@@ -236,18 +238,18 @@ class Store:
         except OSError as error:
             raise OSError(f"{self.name} cannot be used: {error}.") from error
         try:
-            # Parts are removed only under the lock: they may be another process's work in progress.
+            # Partial files are removed only under the lock: they may belong to another process.
             self._lock = _locked(self.directory / _LOCK)
             for left in self.directory.iterdir():
                 if _PART.fullmatch(left.name):
                     left.unlink()
         except BlockingIOError:
             raise RuntimeError(
-                f"{self.name}: another process is at work on it; wait for it, or give each its own"
+                f"{self.name}: another process is using it; wait for it, or give each its own"
                 " directory."
             ) from None
         except OSError as error:
-            # One host may still read a finished run; several find out now that they can't write.
+            # A single host may still read a finished run; several hosts need to write.
             if error.errno not in _READ_ONLY or self.hosts.several:
                 self._cannot_write(error)
             self._read_only = error
@@ -256,9 +258,9 @@ class Store:
         self._release()
         if kind is KeyboardInterrupt:
             numbers = self.numbers()
-            stopped = "stopped before a checkpoint was due; the same line begins anew."
+            stopped = "stopped before a checkpoint was due; the same call starts again."
             if numbers:
-                stopped = f"stopped; the same line goes on from checkpoint {numbers[-1]:08d}."
+                stopped = f"stopped; the same call continues from checkpoint {numbers[-1]:08d}."
             raise KeyboardInterrupt(f"{self.name}: {stopped}") from error
 
     def _release(self) -> None:
@@ -271,7 +273,7 @@ class Store:
         return time.monotonic() - self._last >= self._seconds
 
     def refuse_unless_writable(self) -> None:
-        """Raise before anything is computed that could not be saved."""
+        """Raise before computing anything that could not be saved."""
         if self._read_only is not None:
             self._cannot_write(self._read_only)
 
@@ -279,7 +281,7 @@ class Store:
         raise OSError(f"{self.name}: the directory cannot be written to: {error}.") from error
 
     def numbers(self) -> list[int]:
-        """The numbers of the checkpoints that are there, oldest first."""
+        """The numbers of the existing checkpoints, oldest first."""
         found = (_NUMBERED.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(name[1]) for name in found if name)
 
@@ -287,8 +289,8 @@ class Store:
         return self.directory / f"{number:08d}.diffmh"
 
     def load(self) -> list[Record]:
-        """The records of the newest checkpoint, none if there is no checkpoint. Raises `ValueError`
-        unless it is as it was written.
+        """The records of the newest checkpoint; none if there is no checkpoint. Raises `ValueError`
+        if it was changed since it was written.
         """
         numbers = self.numbers()
         if not numbers:
@@ -300,23 +302,23 @@ class Store:
             raise OSError(f"{self.name}: {path.name} cannot be read: {error}.") from error
         if found is not None:
             return found
-        advice = "Delete the directory to begin anew"
+        advice = "Delete the directory to start again"
         if len(numbers) > 1:
-            advice = f"Delete it to go on from the one before it, {numbers[-2]:08d}"
+            advice = f"Delete the file to continue from the one before it, {numbers[-2]:08d}"
         raise ValueError(
-            f"{self.name}: {path.name} is damaged: it is cut short or changed. {advice}; nothing"
+            f"{self.name}: {path.name} is damaged: it is truncated or changed. {advice}; nothing"
             " was overwritten."
         )
 
     def save(self, records: Sequence[Record]) -> None:
-        """Write a new checkpoint beside those that are there; the oldest go once it is complete."""
+        """Write a new checkpoint. Older ones are deleted when it is complete."""
         if not self.hosts.leads:
             return
         self.refuse_unless_writable()
         numbers = self.numbers()
         path = self._path(1 + max(numbers, default=0))
-        # The name of a checkpoint appears by `rename` alone, which is atomic: a reader sees a whole
-        # file or none.
+        # A checkpoint gets its name by `rename`, which is atomic: a reader sees a complete file or
+        # none.
         part = path.with_name(f"{path.name}.part")
         try:
             with new_file(part) as file:
@@ -326,9 +328,9 @@ class Store:
             last = f"the last one, {numbers[-1]:08d}, is untouched" if numbers else "there was none"
             raise OSError(
                 f"{self.name}: a checkpoint could not be written ({error.strerror}); {last}."
-                " Make room and run the same line again."
+                " Free some space and repeat the same call."
             ) from error
-        # The new name is on the disk before an old one goes: there is a complete one at any time.
+        # The new name is on disk before an old file is deleted: there is always a complete one.
         flush_directory(self.directory)
         for number in numbers[: 1 - _NUM_FILES]:
             self._path(number).unlink(missing_ok=True)
@@ -337,13 +339,13 @@ class Store:
     def refuse_another(
         self, problem: dict[str, str], saved: dict[str, str], where: str = ""
     ) -> None:
-        """Raise `ValueError` unless the saved problem is this one, and say what differs."""
+        """Raise `ValueError`, saying what differs, unless the saved problem is this one."""
         both = {**saved, **problem}
         differing = [f"{name}{where}" for name in both if problem.get(name) != saved.get(name)]
         if differing:
             raise ValueError(
-                f"{self.name} holds a run of another problem: what differs is"
-                f" {', '.join(differing)}. Give a directory of its own to this one, or delete that"
+                f"{self.name} holds a run of another problem, which differs in"
+                f" {', '.join(differing)}. Use another directory, or delete this"
                 " one; nothing was overwritten."
             )
 
@@ -355,17 +357,17 @@ class Store:
         # Before anything is created: a mistyped path must not fill a user's directory.
         foreign = sorted(path.name for path in self.directory.iterdir() if not _is_ours(path))
         if not self.numbers() and (self.directory / DRAWS).exists():
-            # The first checkpoint is older than our draws: without one they are the user's.
+            # Draws are written after the first checkpoint: without one, they are not ours.
             foreign.append(DRAWS)
         if foreign:
             raise ValueError(
-                f"{self.name} holds files that are no checkpoint's ({', '.join(foreign[:3])}): give"
+                f"{self.name} holds files that are not checkpoints ({', '.join(foreign[:3])}): use"
                 " a directory that is empty or does not exist."
             )
 
 
 def _is_ours(path: pathlib.Path) -> bool:
-    """True for a name that we write in the directory, of the kind that we write it."""
+    """True for a name, and type of file, that this module writes."""
     if path.name in (DRAWS, NEW_DRAWS):
         return path.is_dir()
     names = path.name == _LOCK or _NUMBERED.fullmatch(path.name) or _PART.fullmatch(path.name)
@@ -373,15 +375,15 @@ def _is_ours(path: pathlib.Path) -> bool:
 
 
 def _locked(path: pathlib.Path) -> int:
-    """The open file, locked until it is closed or the process ends; raises `BlockingIOError` if
-    another process has it.
+    """The open file, locked until it is closed or the process ends. Raises `BlockingIOError` if
+    another process has the lock.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ModuleNotFoundError:  # A system without such locks.
+    except ModuleNotFoundError:  # The system has no such locks.
         return file
     except BaseException:
         os.close(file)

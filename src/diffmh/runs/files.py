@@ -1,4 +1,4 @@
-"""Files of the user's: paths as they are given, and files that appear complete or not at all."""
+"""The user's files: paths, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import BinaryIO
 
 
 def local_path(given: str | os.PathLike[str], where: str) -> pathlib.Path:
-    """The absolute path of a directory on a file system of this machine, with `~` expanded."""
+    """The absolute path of a directory on this machine's file systems, with `~` expanded."""
     text = os.fsdecode(given)
     if not text:
         raise ValueError(f"`{where}` must be the path of a directory, got an empty one.")
     if "\0" in text:
         raise ValueError(f"`{where}` must not contain the character NUL, got {text!r}.")
-    # `pathlib` has made one slash of two; a drive's name is one letter.
+    # `pathlib` merges double slashes; a drive's name has one letter.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise ValueError(
             f"`{where}` must be the path of a directory on a file system, got the address {text!r}:"
-            " mount the store it names, or copy the directory there afterwards."
+            " mount the remote storage, or copy the directory there afterwards."
         )
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
@@ -34,22 +34,22 @@ def local_path(given: str | os.PathLike[str], where: str) -> pathlib.Path:
 
 
 def write_whole(path: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
-    """`write` to a new file beside `path`, which then takes its place: whoever finds the file
-    finds all of it, and no file that was there before, or that a link points to, is written into.
+    """`write` to a new file next to `path`, which then replaces it. A reader always finds a
+    complete file, and no existing file, nor the target of a link, is written into.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     with new_file(part):
         write(part)
-    # Atomic on one file system, which is why the part lies beside its target.
+    # Atomic on one file system, so the temporary file is in the same directory.
     os.replace(part, path)
 
 
 @contextlib.contextmanager
 def new_file(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file that did not exist, on the disk itself when the block ends, and gone if the block
-    raises.
+    """A file that did not exist before. It is flushed to disk when the block ends, and deleted if
+    the block raises.
     """
-    # O_EXCL: what is there already, be it a link to a file of the user's, is not written into.
+    # O_EXCL: an existing file, or a link to one, is not written into.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -62,7 +62,7 @@ def new_file(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 def flush_directory(path: pathlib.Path) -> None:
-    """Put the names in a directory on the disk itself, where the system can."""
+    """Flush the names in a directory to disk, if the system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,9 +1,9 @@
-"""The journal of a long run: what it has found and where it goes on from, in memory and on disk.
+"""The journal of a long run: its results so far and the state to continue from, in memory and on
+disk.
 
-A run is made of parts (the expectations of a composition; `sample` and `optimise` have one). A part
-is a state, which is taken on in stretches of blocks, and the results that came of it. Between two
-stretches that is all there is, so a checkpoint can be saved there and the run go on from it with
-the same digits.
+A run consists of parts (the expectations of a composition; `sample` and `optimise` have one). A
+part has a state, which is advanced by several blocks at a time, and the results so far. Between
+two advances that is all, so a checkpoint saved there lets the run continue with the same digits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .devices import Hosts, as_numpy
 
 
 class Part:
-    """The results so far, the state from which the next one comes, and how many blocks led to it
-    from `begin`.
+    """The results so far, the state for the next one, and the number of blocks that led to it from
+    `begin`.
     """
 
     def __init__(self, begin: PyTree):
@@ -36,7 +36,7 @@ class Part:
         return len(self.results), self.done
 
     def restore(self, record: Record, form: PyTree) -> None:
-        """Go on from what was saved; `form` is a result's."""
+        """Continue from a saved record; `form` is the structure of a result."""
         self.results = [restored(row, form) for row in zip(*record.results, strict=True)]
         self.done = record.done
         if record.state:
@@ -45,8 +45,8 @@ class Part:
 
     def record(self, hosts: Hosts) -> Record:
         rows = zip(*map(jax.tree.leaves, self.results), strict=True)
-        # The state at the beginning follows from the problem, and is not saved.
-        # By identity: a state that only looks like the beginning was reached, and is saved.
+        # The initial state follows from the problem and is not saved. Compared by identity: a state
+        # that only equals the initial one was reached, and is saved.
         state = None if self.state is self.begin else hosts.gathered(self.state)
         leaves = map(as_numpy, jax.tree.leaves(eqx.filter(state, _is_array)))
         return Record(self.problem, [np.stack(leaf) for leaf in rows], list(leaves), self.done)
@@ -57,8 +57,8 @@ def _is_array(leaf: Any) -> bool:
 
 
 class Journal:
-    """The parts of a run, in the order in which they were begun. With a store, they are taken up
-    from its newest checkpoint, and saved when one is due.
+    """The parts of a run, in the order in which they were begun. With a store, they are restored
+    from its newest checkpoint, and saved when a checkpoint is due.
     """
 
     def __init__(self, store: Store | None = None, hosts: Hosts | None = None):
@@ -71,13 +71,13 @@ class Journal:
     def part(
         self, begin: PyTree, form: Callable[[], PyTree], problem: Callable[[], dict[str, str]]
     ) -> Part:
-        """Begin the next part, or go on with it as it was saved. Raises `ValueError` if what was
-        saved is of another problem.
+        """Begin the next part, or continue it from its saved record. Raises `ValueError` if the
+        record is of another problem.
         """
         part, number = Part(begin), len(self.parts)
         if self.store is not None:
             part.problem = problem()
-            # A run that was killed before this part began has saved nothing of it.
+            # A run that was killed before this part began has saved no record of it.
             if number < len(self._found):
                 where = f" of expectation {number + 1}" if number else ""
                 found = self._found[number]
@@ -93,20 +93,20 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """True if it is time for a checkpoint: by the first host's clock, since all of them come to
+        """True if a checkpoint is due. The first host's clock decides, since all hosts take part in
         `save`, which gathers their arrays.
         """
         return self.store is not None and bool(self.hosts.agree(self.store.due))
 
     def save(self) -> None:
-        """Save all parts, with those of the newest checkpoint that have not been reached yet."""
+        """Save all parts, including those of the newest checkpoint that are not yet reached."""
         if self.store is not None:
-            # A run that was interrupted before it reached these again must not lose them.
+            # If a run is interrupted before it reaches these again, they must not be lost.
             later = self._found[len(self.parts) :]
             self.store.save([*(part.record(self.hosts) for part in self.parts), *later])
             self._saved = [part.place for part in self.parts]
 
     def finish(self) -> None:
-        """Save what is new since the last checkpoint, if anything is."""
+        """Save if anything is new since the last checkpoint."""
         if self._saved != [part.place for part in self.parts]:
             self.save()

@@ -1,4 +1,4 @@
-"""Progress bars: how far a long run has come, on stderr."""
+"""Progress bars for long runs, on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Bar:
-    """A progress bar of tqdm's; nothing unless it is wanted and stderr is a terminal."""
+    """A progress bar of tqdm; nothing unless it is wanted and stderr is a terminal."""
 
     def __init__(self, name: str, total: int, wanted: bool):
         self.name, self.total = name, total
@@ -24,19 +24,19 @@ class Bar:
             self._bar.close()
 
     def reached(self, done: int) -> None:
-        """So much of the total is done."""
+        """Set the amount that is done."""
         if self._bar is not None:
             self._bar.total = self.total
             self._bar.update(done - self._bar.n)
 
 
 def tqdm() -> Any:
-    """The class `tqdm.tqdm`, imported where a bar is drawn."""
+    """The class `tqdm.tqdm`, imported only when a bar is drawn."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            '`progress=True` draws with tqdm, which is not installed: pip install "diffmh[long]"',
+            '`progress=True` needs tqdm, which is not installed: pip install "diffmh[long]"',
             name="tqdm",
         ) from None
     return tqdm

@@ -1,8 +1,8 @@
-"""The rounds of a run: the same chains again with keys of their own, for a smaller error.
+"""The rounds of a run: the same chains with new keys, to reduce the error.
 
-Each part of a run (an expectation of a composition) has as many rounds, and each round is a result
-of that part. A round's result does not depend on how it was cut into stretches, nor on where it was
-interrupted.
+All parts of a run (the expectations of a composition) have the same number of rounds, and each
+round gives one result of a part. The result does not depend on how the round was divided into
+stretches, nor on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .devices import Hosts
 from .journal import Journal, Part
 from .progress import Bar
 
-# The seconds that a stretch takes at least, if it is watched: what happens between two of them
-# takes far less.
+# The shortest duration, in seconds, of a stretch with a progress bar or checkpoints: the overhead
+# between two stretches is much less.
 _STRETCH = 0.25
 
 
 class Round(eqx.Module):
-    """Blocks of steps to be taken: `advance(first, last, state)` takes some, and returns the state
-    after them with the result up to there. `begin` is the state at the start, `form()` the result's
-    form, `problem()` the digests of all that decides it.
+    """Blocks of steps: `advance(first, last, state)` runs some of them and returns the state and
+    the result up to there. `begin` is the initial state, `form()` the structure of the result,
+    `problem()` the digests of everything that determines it.
     """
 
     num_blocks: int
@@ -39,7 +39,7 @@ class Round(eqx.Module):
 
 
 class Course:
-    """Runs the rounds of all parts of a run, and remembers their results."""
+    """Runs the rounds of all parts of a run and stores their results."""
 
     def __init__(
         self, bar: Bar | None = None, store: Store | None = None, hosts: Hosts | None = None
@@ -50,15 +50,15 @@ class Course:
         self._num_rounds, self._next_part, self._blocks_done = 1, 0, 0
 
     def again(self, num_rounds: int) -> None:
-        """Begin at the first part again, with so many rounds of each; those that are known are not
-        run again.
+        """Start at the first part again, with this many rounds of each. Known rounds are not run
+        again.
         """
         self._num_rounds, self._next_part = num_rounds, 0
 
     def follow(self, round_of: Callable[[int], Round]) -> list[PyTree]:
         """The results of the rounds of the next part."""
-        # Parts are known by the order in which they are asked for, which a composition never
-        # changes.
+        # Parts are identified by the order in which they are requested, which is always the same in
+        # a composition.
         number, self._next_part = self._next_part, self._next_part + 1
         if number == len(self._journal.parts):
             first = round_of(0)
@@ -73,19 +73,19 @@ class Course:
         self._journal.finish()
 
     def _run(self, one: Round, part: Part) -> None:
-        """Take a part to the end of the round that it is in."""
+        """Advance a part to the end of its current round."""
         self._journal.refuse_unless_writable()
-        # All hosts cut a round into the same stretches: the first one's bar and clock decide.
+        # All hosts use the same stretches: the first host's bar and clock decide.
         watched = self.hosts.agree(self._watched)
         count, result = (1 if watched else one.num_blocks), None
         while part.done < one.num_blocks:
             last, began = min(part.done + count, one.num_blocks), time.monotonic()
-            # The state is a function of the problem and of how many blocks led to it, not of how
-            # they were cut: so `part.done` says all that a checkpoint has to know.
+            # The state depends on the problem and the number of blocks, not on how they were
+            # divided. So `part.done` is all that a checkpoint needs.
             state, result = one.advance(part.done, last, part.state)
             if watched:
                 jax.block_until_ready(result)
-                # A stretch that had to be compiled tells nothing of how long the next will be.
+                # A stretch that was compiled does not show how long the next will take.
                 if time.monotonic() - began < _STRETCH:
                     count = min(4 * count, one.num_blocks)
                 count = self.hosts.agree(count)
@@ -93,7 +93,7 @@ class Course:
             part.state, part.done = state, last
             if last < one.num_blocks and self._journal.due:
                 self._journal.save()
-        # What is saved has the result, or the state before it is known: never neither.
+        # A checkpoint always has either the result or the state before it.
         part.results.append(self.hosts.gathered(result))
         part.state, part.done = part.begin, 0
 
@@ -105,8 +105,8 @@ class Course:
 
 
 def round_key(key: Key[Array, ""], number: int) -> Key[Array, ""]:
-    """The key of a round: the first has the run's own, so that it is the run without rounds. No
-    chain has the number 2³² − 1.
+    """The key of a round. The first round uses the run's own key, so that it equals a run without
+    rounds. No chain has the number 2³² − 1.
     """
     if number == 0:
         return key

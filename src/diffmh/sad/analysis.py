@@ -16,18 +16,19 @@ from ..jaxprs.program import Constant as Constant
 from . import primitives
 from .draw import SAMPLE, VALID
 
-# A use of a value asks that all of some others be linear too; an impossible one asks it of `None`.
+# A use requires that all of its targets be linear too. A nonlinear use has the target `None`.
 Use = tuple[Atom, tuple[Variable | None, ...]]
 _NONLINEAR = (None,)
 
 
 @dataclasses.dataclass
 class Analysis:
-    """Sets of variables: with a tangent; that may differ in an alternative (`branched`); of a
-    continuous distribution; used only linearly on every way to the result (`linear`); the carried
-    sums of a loop that may be left at different times (`accumulated`); those that reach the result
-    other than through `stop_gradient` (`matters`). `branching` holds the equations within which
-    alternatives are born or dropped."""
+    """Sets of variables of a program.
+
+    `tangent`: has a tangent; `branched`: may differ in an alternative; `linear`: used only linearly
+    on every path to the result; `accumulated`: a carried sum of a loop that may be left at
+    different times; `matters`: reaches the result other than through `stop_gradient`. `branching`
+    holds the equations in which alternatives are born or dropped."""
 
     tangent: set[Variable] = dataclasses.field(default_factory=set)
     branched: set[Variable] = dataclasses.field(default_factory=set)
@@ -38,7 +39,7 @@ class Analysis:
     branching: set[Equation] = dataclasses.field(default_factory=set)
 
     def has_tangent(self, variable: Variable) -> bool:
-        """At run time, when the alternatives of linear values have become tangents."""
+        """True if a value has a tangent at run time, where linear alternatives become tangents."""
         return variable in self.tangent or (variable in self.branched and self._is_banked(variable))
 
     def has_alternative(self, variable: Variable) -> bool:
@@ -54,8 +55,8 @@ class Analysis:
         )
 
     def banks(self, equation: Equation) -> list[bool]:
-        """Which operands an equation takes linearly, on the way to a result that is used
-        linearly itself.
+        """For each operand, True if the equation takes it linearly and its own result is used
+        linearly.
         """
         control = equation.control
         if control is None:
@@ -65,15 +66,15 @@ class Analysis:
         flags = [
             bool(targets) and self.linear.issuperset(targets) for targets in control.edges().into
         ]
-        # A carried sum of a loop that is left at different times is banked inside of it, at the end
-        # of each iteration (`_WhileRun.accumulated`), though its variables within are not linear.
+        # In a loop that is left at different times, a carried sum is banked at the end of each
+        # iteration (`_WhileRun.accumulated`), though its variables inside are not linear.
         if isinstance(control, While) and self.stops_apart(control):
             constants = len(flags) - len(equation.outputs)
             flags[constants:] = [output in self.accumulated for output in equation.outputs]
         return flags
 
     def fixed(self, equation: Equation) -> list[bool]:
-        """Which operands are the same in every alternative."""
+        """For each operand, True if it is the same in every alternative."""
         return [atom not in self.branched for atom in equation.inputs]
 
     def stops_apart(self, loop: While) -> bool:
@@ -81,14 +82,14 @@ class Analysis:
         return loop.condition.outputs[0] in self.branched
 
     def goes_apart(self, equation: Equation) -> bool:
-        """True if an alternative may take another way through an equation than the primal."""
+        """True if an alternative may take another branch or leave a loop at another time."""
         if isinstance(equation.control, While):
             return self.stops_apart(equation.control)
         return isinstance(equation.control, Cond) and equation.inputs[0] in self.branched
 
     def num_uniforms(self, program: Program) -> int:
-        """Uniforms that pruning needs: for each draw one to pick a candidate, if there are
-        several, and one to prune it; those of a conditional's branches among them.
+        """The number of uniforms that pruning needs: for each draw one to pick a candidate, if
+        there are several, and one to prune. Draws in the branches of a conditional count too.
         """
         return sum(
             self._num_uniforms_of(equation)
@@ -103,7 +104,7 @@ class Analysis:
 
 
 def num_candidates(equation: Equation) -> int:
-    """How many flips a draw has."""
+    """The number of flips of a draw."""
     return equation.params["sampler"].num_candidates(
         equation.outputs[0], [_described(atom) for atom in equation.inputs[1:]]
     )
@@ -116,7 +117,7 @@ def _described(atom: Atom):
 
 
 def every_equation(program: Program) -> Iterator[Equation]:
-    """The equations of a program and of those within it."""
+    """The equations of a program and of its inner programs."""
     for equation in program.equations:
         yield equation
         for inner in equation.inner:
@@ -124,12 +125,11 @@ def every_equation(program: Program) -> Iterator[Equation]:
 
 
 def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
-    """Forward to a fixed point for tangents and alternatives, then backward for linear use."""
+    """Propagate tangents and alternatives forward to a fixed point, then linear use backward."""
     analysis = Analysis(tangent=set(differentiated))
     facts = (analysis.tangent, analysis.branched, analysis.continuous, analysis.branching)
     until_stable(functools.partial(_forward, analysis, program), facts)
-    # Linear use rests on which operands are fixed, thus on `branched`: it comes after the fixed
-    # point.
+    # Linear use depends on which operands are fixed, so on `branched`, which must be final here.
     _find_linear(analysis, program)
     analysis.matters.update(atom for atom in program.outputs if isinstance(atom, Variable))
     until_stable(functools.partial(_backward, analysis, program), (analysis.matters,))
@@ -137,10 +137,10 @@ def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
 
 
 def until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
-    """Takes steps until the sets no longer change. Each step only adds, or only takes away, so that
-    their sizes tell.
+    """Repeat `step` until the sets no longer change. Each step must only add to a set or only
+    remove from it, so comparing sizes is enough.
     """
-    # Sets over a finite program, changed in one direction only: this ends.
+    # Terminates: the sets are finite and change in one direction only.
     before = -1
     while (size := sum(map(len, facts))) != before:
         before = size
@@ -160,11 +160,12 @@ def _forward_control(analysis: Analysis, equation: Equation) -> None:
     spread(equation, facts, functools.partial(_forward, analysis))
     apart = analysis.goes_apart(equation)
     if apart:
-        # Even an output that is computed alike in each branch differs if the branches do.
+        # If alternatives may take another branch, even an output that each branch computes in the
+        # same way may differ.
         analysis.branched.update(equation.outputs)
         if isinstance(equation.control, While):
             analysis.branched.update((*equation.control.carry, *equation.control.seen))
-    # A loop that is left at different times drops alternatives at its end even if it draws nothing.
+    # A loop that is left at different times drops alternatives at its end even without draws.
     if (apart and isinstance(equation.control, While)) or any(
         nested in analysis.branching for inner in equation.inner for nested in inner.equations
     ):
@@ -173,7 +174,7 @@ def _forward_control(analysis: Analysis, equation: Equation) -> None:
 
 def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
     if equation.primitive == VALID:
-        return  # Of the primal alone.
+        return  # The flag depends on the primal alone.
     inputs = equation.inputs
     differentiated, branched = (
         any(atom in facts for atom in inputs) for facts in (analysis.tangent, analysis.branched)
@@ -181,8 +182,7 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
     if equation.primitive == SAMPLE:
         if differentiated:
             analysis.branching.add(equation)
-        # A draw is discrete: theta reaches it through the flips of its outcome, never through a
-        # tangent.
+        # A draw is discrete: theta acts through flips of its outcome, never through a tangent.
         branched, differentiated = branched or differentiated, False
     if equation.primitive in primitives.STOPPED:
         differentiated = False
@@ -201,11 +201,12 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
 def spread(
     equation: Equation, facts: Iterable[set[Variable]], within: Callable[[Program], None]
 ) -> None:
-    """Passes facts through a loop or a conditional: whatever holds of a value holds of what it
-    becomes. `within` goes on in the inner programs.
+    """Pass facts through a loop or a conditional: a fact about a value holds for what it becomes.
+    `within` handles the inner programs.
     """
     assert equation.control is not None
     edges = equation.control.edges()
+    # One pass over the edges: `until_stable` repeats it, so facts also reach earlier iterations.
     for operand, targets in zip(equation.inputs, edges.into, strict=True):
         _flow(facts, operand, targets)
     for inner in equation.inner:
@@ -224,12 +225,13 @@ def _flow(facts: Iterable[set[Variable]], source: Atom, targets: Iterable[Variab
 
 
 def _backward(analysis: Analysis, program: Program) -> None:
-    """Whatever reaches a value that matters, matters too."""
+    """Mark every value that reaches a value that matters."""
     matters = analysis.matters
 
     def matter(atoms: Iterable[Atom]) -> None:
         matters.update(atom for atom in atoms if isinstance(atom, Variable))
 
+    # In reverse order, so that all uses of an equation's outputs are known before its inputs.
     for equation in reversed(program.equations):
         if equation.control is None:
             if matters.intersection(equation.outputs) and (
@@ -240,6 +242,7 @@ def _backward(analysis: Analysis, program: Program) -> None:
         edges = equation.control.edges()
         for output, sources in zip(equation.outputs, edges.out, strict=True):
             matter(sources if output in matters else ())
+        # A predicate matters if any output does: it decides which values the outputs have.
         if matters.intersection(equation.outputs):
             matter(equation.inputs[:1] if isinstance(equation.control, Cond) else ())
             matter(
@@ -254,8 +257,8 @@ def _backward(analysis: Analysis, program: Program) -> None:
 
 
 def _find_linear(analysis: Analysis, program: Program) -> None:
-    """The greatest set of float variables each of whose uses is linear with results in the set;
-    the program's outputs are free.
+    """Find the largest set of float variables whose every use is linear with results in the set.
+    The program's outputs are unrestricted.
     """
     analysis.linear = _used_linearly(program, list(_uses(analysis, program)))
     sums = (pair for equation in every_equation(program) for pair in _sums_of(analysis, equation))
@@ -263,9 +266,8 @@ def _find_linear(analysis: Analysis, program: Program) -> None:
 
 
 def by_terms(analysis: Analysis, program: Program) -> Analysis:
-    """The analysis of a program whose values are followed along the primal's way alone: there,
-    what goes into a conditional or a `while_loop` counts as used nonlinearly, for nothing is known
-    of the ways that are not taken.
+    """The analysis for a run that follows the primal's path alone. Operands of conditionals and
+    `while_loop`s count as used nonlinearly, since the paths not taken are unknown.
     """
     uses = list(_uses(analysis, program, whole=True))
     return dataclasses.replace(analysis, linear=_used_linearly(program, uses), accumulated=set())
@@ -275,12 +277,12 @@ def _used_linearly(program: Program, uses: Sequence[Use]) -> set[Variable]:
     variables = {*program.inputs}
     for equation in every_equation(program):
         variables.update(equation.outputs, *(inner.inputs for inner in equation.inner))
-    # The greatest fixed point: all are taken to be linear until a use says otherwise, so that a sum
-    # that is carried around a loop, whose only use is itself, stays.
+    # The greatest fixed point: start with all variables and remove those with a nonlinear use. So a
+    # sum carried around a loop, whose only use is itself, stays.
     linear = {variable for variable in variables if jnp.issubdtype(variable.dtype, jnp.inexact)}
 
     def keep_what_is_used_linearly():
-        # Backward, as most uses are of what came just before.
+        # Backward: most uses are of values that were computed just before.
         for atom, targets in reversed(uses):
             if atom in linear and not linear.issuperset(targets):  # pyright: ignore
                 linear.discard(atom)  # pyright: ignore
@@ -290,7 +292,7 @@ def _used_linearly(program: Program, uses: Sequence[Use]) -> set[Variable]:
 
 
 def _uses(analysis: Analysis, program: Program, whole: bool = False) -> Iterator[Use]:
-    """Every use of a value; with `whole`, conditionals and `while_loop`s use theirs nonlinearly."""
+    """Every use of a value. With `whole`, conditionals and `while_loop`s use values nonlinearly."""
     for equation in program.equations:
         if equation.control is None:
             flags = primitives.linear_in(equation, analysis.fixed(equation))
@@ -308,15 +310,15 @@ def _uses(analysis: Analysis, program: Program, whole: bool = False) -> Iterator
 
 
 def _control_uses(analysis: Analysis, equation: Equation) -> Iterator[Use]:
-    """A value is linear if what it becomes is; what decides isn't, and where ways go apart
-    nothing is but the sums of a loop.
+    """A value is linear if what it becomes is. Predicates are not linear. Where alternatives may
+    take another path, only the sums of a loop are linear.
     """
     control = equation.control
     assert control is not None
     edges, apart = control.edges(), analysis.goes_apart(equation)
     sums = dict(_sums_of(analysis, equation))
     for operand, targets in zip(equation.inputs, edges.into, strict=True):
-        # What starts a sum is used as the sum's result is: between the two it is only added to.
+        # The initial value of a sum is used as the sum's result is: in between it is only added to.
         sum_of = [sums[target] for target in targets if target in sums]
         yield operand, tuple(sum_of) or targets or _NONLINEAR
     yield from ((source, (target,)) for source, target in edges.around)
@@ -327,7 +329,7 @@ def _control_uses(analysis: Analysis, equation: Equation) -> Iterator[Use]:
 
 
 def _sums_of(analysis: Analysis, equation: Equation) -> Iterator[tuple[Variable, Variable]]:
-    """The carries of a loop that may be left at different times which are only added to, with
+    """The carries that are only added to, of a loop that may be left at different times, with
     their outputs.
     """
     loop = equation.control
@@ -338,7 +340,8 @@ def _sums_of(analysis: Analysis, equation: Equation) -> Iterator[tuple[Variable,
 
 
 def _accumulates(loop: While, index: int) -> bool:
-    """True if a float carry is only ever added to: `s + term`, and nothing else looks at it."""
+    """True if a float carry is only ever added to (`s + term`) and has no other use."""
+    # Follow `s + term` from the carry to the body's output: each value on the way is used once.
     variable, target = loop.carry[index], loop.body.outputs[index]
     if loop.seen[index] in _used(loop.condition) or not jnp.issubdtype(variable.dtype, jnp.inexact):
         return False
@@ -359,7 +362,7 @@ def _accumulates(loop: While, index: int) -> bool:
 
 
 def _users(program: Program, variable: Variable) -> list[Equation]:
-    """The equations that take a variable, once for each time."""
+    """The equations that take a variable, repeated for repeated operands."""
     return [
         equation for equation in program.equations for atom in equation.inputs if atom is variable
     ]

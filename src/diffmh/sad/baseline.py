@@ -1,8 +1,8 @@
-"""Baselines: of a value in the middle of a run, its mean over the other replicates.
+"""Baselines: the mean over the other replicates of a value in the middle of a run.
 
-Replicates are lanes of `jax.vmap`, so that is where their mean is known: a function of one
-replicate's value whose rule under `vmap` looks at all. Whatever maps from outside of the replicates
-finds plain operations.
+Replicates are lanes of `jax.vmap`, and their mean is only known there. So a baseline is a function
+of one replicate's value whose batching rule sees all replicates. Maps outside of the replicates see
+plain operations.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Baseline = Callable[[Float[Array, "..."], Shaped[Array, "..."]], Float[Array, ".
 
 def baseline(num_axes: int) -> Baseline:
     """`of(value, anchor)`: the mean of the others' values under `num_axes` nested maps over
-    replicates. Every replicate must have an `anchor` of its own, so that none of the maps takes the
-    value for the same in all.
+    replicates. `anchor` must differ between replicates, so that each of the maps treats the value
+    as batched.
     """
     return _after(0, num_axes)
 
 
 def _after(done: int, num_axes: int) -> Baseline:
-    """With the first `done` axes of a value those of replicates."""
+    """The baseline when the first `done` axes of a value are axes of replicates."""
 
     def of_others(value, anchor):
         return mean_of_others(value, tuple(range(done)))
@@ -36,6 +36,7 @@ def _after(done: int, num_axes: int) -> Baseline:
         return of_others
     mapped = jax.custom_batching.custom_vmap(of_others)
 
+    # Each `vmap` adds one leading axis of replicates; after `num_axes` of them all are there.
     def rule(size, batched, value, anchor):
         given = (
             leaf if has_axis else jnp.broadcast_to(leaf, (size, *jnp.shape(leaf)))

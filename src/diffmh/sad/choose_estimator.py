@@ -1,9 +1,10 @@
-"""With many replicates, a few of them, the pilot, find out which estimator pays for its time.
+"""Choose an estimator: with many replicates, a few of them (the pilot) are used to find the
+estimator with the least variance times work.
 
-The choice is kept with the program's plan: later runs of the same form (`plan`), with as many
-replicates, take it from the first of them and do not wait for their own pilot. It never depends on
-the numbers that it is applied to, those after the pilot, so that no bias comes of it. What depends
-on where theta is, whether the score has an answer there, each run's own pilot still says.
+The choice is stored with the program's plan: later runs of the same form (`plan`) and number of
+replicates use it without waiting for their own pilot. The choice does not depend on the replicates
+that it is applied to, those after the pilot, so it causes no bias. Whether the score exists at the
+current theta is still decided by each run's own pilot.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from .derivative import NUM_PROBES
 from .estimators import Alternatives, Combined, Estimator, Fitted, Found, Runs, Score, disagreement
 from .plan import Plan
 
-# With so many replicates and more there is a pilot, of one in `_PILOT`.
+# From this many replicates on there is a pilot of one in `_PILOT`.
 _MANY, _PILOT = 512, 256
-# Where JAX goes backward, replicates are put into this many groups or a few more.
+# In the reverse mode, replicates are divided into this many groups or a few more.
 _GROUPS = 128
-# By plan: what was chosen, by estimator, replicates and group.
+# The choices of each plan, by estimator, number of replicates and group size.
 _CHOSEN: weakref.WeakKeyDictionary[Plan, dict[Any, Estimator]] = weakref.WeakKeyDictionary()
 
 
 def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
-    """Each replicate's value and derivative, or each group's; after a pilot, if there are many."""
+    """The value and derivative of each replicate or group; with a pilot if there are many."""
     count = runs.keys.shape[0]
     group = _group_size(count) if grouped and runs.reverse else 1
     runs = runs.of(runs.keys, group)
@@ -45,14 +46,14 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     first, later = _apart(runs.keys, size)
     pilot = Hosts(runs.mesh).gathered(_find(estimator, runs.of(first)))
     plan, alternatives = runs.run.plan, Alternatives(estimator.num_alternatives)
-    # Hosts that share the replicates may have run different programs before: what one of them
-    # remembers, another need not.
+    # Hosts that share the replicates may have run different programs before, so they must not
+    # rely on stored choices: these may differ between hosts.
     kept = _CHOSEN.setdefault(plan, {}) if runs.mesh is None else {}
     form = (estimator, count, group)
     chosen = kept.get(form)
     rest = None if chosen is None else _find(chosen, runs.of(later, group))
-    # Where a probability of exactly 0 or 1 moves, the score is biased: whatever contains it must
-    # go, for the pilot's own replicates too.
+    # Where a probability is exactly 0 or 1 and its derivative is not 0, the score is biased.
+    # Estimators that contain it are excluded, for the pilot's own replicates too.
     if disagreement(pilot):
         trusted, by = pilot.others["alternatives"], alternatives
     else:
@@ -75,13 +76,13 @@ def _find(estimator: Estimator, runs: Runs) -> Found:
 
 
 def _group_size(count: int) -> int:
-    """The largest divisor that leaves enough groups."""
+    """The largest divisor of `count` that leaves enough groups."""
     sizes = range(1, count // _GROUPS + 1)
     return max((size for size in sizes if count % size == 0), default=1)
 
 
 def what_pays(estimator: Combined, plan: Plan, reverse: bool, pilot: Found) -> Estimator:
-    """The estimator of least variance times work, by the pilot's variances."""
+    """The estimator with the least variance times work, given the pilot's variances."""
     slots = estimator.num_alternatives
     score, alternatives = work_of_score(plan, reverse), work_of_alternatives(plan, slots, reverse)
     tried: dict[str, tuple[Estimator, Any, int]] = {
@@ -96,16 +97,16 @@ def what_pays(estimator: Combined, plan: Plan, reverse: bool, pilot: Found) -> E
 
 
 def work_of_score(plan: Plan, reverse: bool) -> int:
-    """How many numbers a run has that are differentiated with their draws held fixed: the primal's,
-    and a tangent for each parameter, or in reverse two more for each that has a derivative.
+    """The number of floats that a run of the score differentiates with its draws held fixed: the
+    primal's and a tangent for each parameter, or in reverse two more for each with a derivative.
     """
     facts, tangents = plan.by_jax.analysis, 2 if reverse else plan.num_parameters
     return _work(plan.by_jax.program, lambda variable: 1 + tangents * (variable in facts.tangent))
 
 
 def work_of_alternatives(plan: Plan, num_slots: int, reverse: bool) -> int:
-    """The same of a run by alternatives: values that may differ in them have a lane for each slot
-    and one for a newcomer, and those that are banked have tangents.
+    """The same for a run with alternatives. Values that may differ have a lane for each slot and
+    one for a newcomer; banked values have tangents.
     """
     facts = plan.by_jax.analysis
     tangents = min(NUM_PROBES, plan.num_parameters) + 2 if reverse else plan.num_parameters
@@ -122,15 +123,15 @@ def _work(program: Program, copies: Callable[[Variable], int]) -> int:
     for equation in program.equations:
         if equation.control is None:
             total += sum(math.prod(out.shape) * copies(out) for out in equation.outputs)
-        # A `while_loop` counts as one round, for all estimators alike: only ratios matter.
+        # A `while_loop` counts as one iteration for all estimators: only ratios matter.
         rounds = equation.control.length if isinstance(equation.control, Scan) else 1
         total += rounds * sum(_work(inner, copies) for inner in equation.inner)
     return total
 
 
 def _over_least(variance: dict[str, Any]) -> dict[str, float]:
-    """Each parameter and result in units of the best that is known of it, and the middle one.
-    What has no variance beats whatever has some, but for rounding.
+    """The median over parameters and results of each estimator's variance over the smallest.
+    Up to rounding, a variance of zero beats all others.
     """
     # Ratios, as parameters and results have units of their own.
     least = functools.reduce(np.minimum, variance.values())
@@ -146,7 +147,7 @@ def _over_least(variance: dict[str, Any]) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _joined(pilot: Any, rest: Any, group: int) -> Any:
-    """A pilot, put into groups as they are, and the replicates after it."""
+    """The pilot, divided into the same groups, and the replicates after it."""
 
     def join(pilot, rest):
         grouped = pilot.reshape(*pilot.shape[:-1], -1, group).mean(axis=-1)

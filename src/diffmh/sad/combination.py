@@ -1,4 +1,4 @@
-"""Combination: estimates with coefficients that are fitted on other replicates."""
+"""Combination of estimates, with coefficients fitted on other replicates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# With fewer there is nothing to fit on.
+# With fewer replicates than this, no coefficients are fitted.
 LEAST_REPLICATES = 32
-# A control for each of so many replicates: more would be fitted to noise.
+# At most one control for this many replicates: more would be fitted to noise.
 _PER_CONTROL = 16
 
 
@@ -26,11 +26,11 @@ class ScoreParts(eqx.Module):
 
 
 def combine(parts: ScoreParts, alternatives: Float[Array, "P F C"] | None) -> Float[Array, "P F C"]:
-    """`A + a (G − A) + Σ_q b_q S_q` of least variance, A by alternatives, G by the score, S the
-    score itself; `G + Σ_q b_q S_q` without alternatives. Whatever is fitted for one half of the
-    replicates comes from the other half alone.
+    """The combination `A + a (G − A) + Σ_q b_q S_q` of least variance: A by alternatives, G by the
+    score, S the score itself. Without alternatives, `G + Σ_q b_q S_q`. The coefficients for each
+    half of the replicates are fitted on the other half.
     """
-    # Coefficients fitted on the replicates that they are applied to would be a bias.
+    # Coefficients fitted on the replicates that they are applied to would cause a bias.
     # E[b S] = E[b] E[S] = 0 for a coefficient b that is independent of S.
     half = parts.slope.shape[-1] // 2
     one, other = (
@@ -46,8 +46,8 @@ def _fitted(
     others: ScoreParts,
     other_alternatives: Float[Array, "P F D"] | None,
 ) -> Float[Array, "P F C"]:
-    """With coefficients from other replicates. First whatever the score explains is taken out of
-    A and of G − A, then what is left of the one that the other explains.
+    """Apply coefficients fitted on other replicates: first remove the part of A and of G − A that
+    the score explains, then the part of A that the rest of G − A explains.
     """
     base, other_base = parts.slope, others.slope
     if alternatives is not None and other_alternatives is not None:
@@ -71,8 +71,8 @@ def _fitted(
 
 
 def _explained(score: Float[Array, "P D"], base: Float[Array, "P F D"]) -> Float[Array, "P F Q"]:
-    """The coefficients of the scores that explain most of each entry of `base`: of all parameters'
-    scores, or with many parameters of its own alone (Q = 1).
+    """The coefficients with which the scores best explain each entry of `base`: the scores of all
+    parameters or, with many parameters, only its own (Q = 1).
     """
     count, size = score.shape
     still = _centred(score)
@@ -81,7 +81,7 @@ def _explained(score: Float[Array, "P D"], base: Float[Array, "P F D"]) -> Float
         own = jnp.einsum("pfp->pf", with_base)
         found = _ratio(own, jnp.sum(still**2, axis=-1)[:, None])[..., None]
     else:
-        # Each score in its own units, and a hint of ridge: where two are one, either will do.
+        # Scores in their own units with a small ridge, so that collinear scores do no harm.
         unit = jnp.sqrt(jnp.sum(still**2, axis=-1))
         unit = jnp.where(unit > 0, unit, 1.0)
         alike = (still / unit[:, None]) @ (still / unit[:, None]).T + 1e-4 * jnp.eye(count)
@@ -99,7 +99,7 @@ def _less(
 
 
 def _varies(base: Float[Array, "P F D"]) -> Array:
-    """True where more than rounding varies: what has no variance is left as it is."""
+    """True where `base` varies by more than rounding. Entries without variance stay unchanged."""
     mean, size = jnp.mean(base, axis=-1), jnp.finfo(base.dtype).eps * math.sqrt(base.shape[-1])
     return _covariance(base, base) > (size * mean) ** 2
 

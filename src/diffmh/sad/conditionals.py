@@ -1,4 +1,4 @@
-"""The rule of conditionals."""
+"""The rule for conditionals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .values import Value, World, in_lanes, pin
 
 @dataclasses.dataclass(frozen=True)
 class _CondRun:
-    """A conditional, as it is entered. Its branches take uniforms and keys from those of the
-    program around it.
+    """A conditional at the point where it is entered. Its branches take their uniforms and keys
+    from those of the surrounding program.
     """
 
     analysis: Analysis
@@ -38,7 +38,7 @@ class _CondRun:
         self, world: World, number: int, inputs: Sequence[Value], banked: Sequence[bool]
     ) -> tuple[World, list[Value]]:
         """Runs one branch."""
-        # A branch is a program of its own, at the end of which all of its draws have been pruned.
+        # A branch is a program of its own: at its end all of its draws have been pruned.
         branch = self.choice.branches[number]
         after, outputs = evaluate(self.analysis, branch, world, inputs, banked)
         return finish(after, outputs) if self.branching else (after, outputs)
@@ -50,8 +50,7 @@ class _CondRun:
         world, key = world.spawn()
 
         def run(number, inputs):
-            # All branches spawn from the same key: one alone is taken, so no two uses of it ever
-            # meet.
+            # All branches spawn from the same key. Only one branch runs, so the key is used once.
             within = world.replace(key=key, spawned=0)
             after, outputs = self.branch(within, number, inputs, banked)
             return Carried(as_foreseen(self.analysis, after, variables, outputs), after.lanes)
@@ -60,19 +59,19 @@ class _CondRun:
         carried = jax.lax.switch(self.index.primal, runs, self.inputs)
         if not self.branching:
             return world, carried.values
-        # Only one of them runs: they may take the same uniforms.
+        # Only one branch runs, so they may use the same uniforms.
         most = max(map(self.analysis.num_uniforms, self.choice.branches))
         return world.replace(lanes=carried.lanes, taken=world.taken + most), carried.values
 
     def each(self, world: World) -> tuple[World, list[Value]]:
-        """Every branch is run, one after the other, and each alternative takes its own."""
+        """Run every branch, one after the other; each alternative takes the results of its own."""
         entry, index = world, self.index
         rows: list[list[Value]] = []
         for number in range(len(self.choice.branches)):
-            # `world` is the entry's but for the lanes, which the branches so far have changed.
-            # `index`, `inputs` and `rows`, what those branches returned, are of the alternatives
-            # that live now. All of it is pinned: the choice between rows comes last, so that an
-            # alternative that agrees with the primal within this branch may still differ after it.
+            # `world` is the world at entry except for the lanes, which earlier branches changed.
+            # `index`, `inputs` and `rows` (the results so far) belong to the alternatives alive
+            # now. All of them are pinned: rows are chosen last, so an alternative that
+            # agrees with the primal within this branch may still differ after the choice.
             inputs = self.of_the_living(world, entry, self.inputs)
             within = pin(self.entered(world, number), [index, *inputs, *itertools.chain(*rows)])
             nothing = [False] * len(self.equation.outputs)
@@ -90,15 +89,15 @@ class _CondRun:
         return world.replace(running=chosen if world.running is None else chosen & world.running)
 
     def of_the_living(self, now: World, then: World, values: Sequence[Value]) -> list[Value]:
-        """Values of an earlier world: alternatives born since have the primal's."""
+        """Values of an earlier world. Alternatives born since then share the primal's."""
         return forget_all(now, then.births, values) if self.branching else list(values)
 
 
 def cond(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """`lax.switch` where all alternatives take the primal's branch; else every branch is run,
-    and each takes its own.
+    """`lax.switch` if all alternatives take the primal's branch. Otherwise every branch runs,
+    and each alternative takes the results of its own.
     """
     choice = equation.control
     assert isinstance(choice, Cond)
@@ -113,7 +112,7 @@ def cond(
 
 
 def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
-    """`column[index]`, by each alternative's own index."""
+    """`column[index]`, with each alternative's own index."""
     primal = _select(index.primal, [value.primal for value in column])
     tangent = None
     if any(value.tangent is not None for value in column):
@@ -122,8 +121,8 @@ def _choose(world: World, index: Value, column: Sequence[Value]) -> Value:
             [value.tangents(world.num_parameters, world.weight.dtype) for value in column],
         )
     slots = [in_lanes(value, world.num_slots) for value in column]
-    # The primal's tangent is that of the primal's branch. What the alternatives in other branches
-    # differ by is still in their slots, and banked when the value is used linearly.
+    # The tangent is that of the primal's branch. The differences of alternatives in other branches
+    # stay in their slots and are banked when the value is used linearly.
     own = index.alternative.reshape(-1, *(1,) * (slots[0].ndim - 1))
     return Value(primal, tangent, _select(own, slots))
 

@@ -1,8 +1,8 @@
-"""The rules of loops.
+"""The rules for loops.
 
-Within them the lanes are carried beside the values. A value from outside belongs to the
-alternatives that lived when the loop was entered: in slots that have been given away since, it is
-the primal's.
+The lanes are carried through a loop together with the values. A value from outside of the loop
+belongs to the alternatives that were alive when the loop was entered. In a slot that was reassigned
+since then, the value is the primal's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .values import (
 
 
 def conform(world: World, value: Value, tangent: bool, alternative: bool) -> Value:
-    """A value with exactly the parts that are asked for."""
+    """The value with exactly the requested parts."""
     tangents = value.tangents(world.num_parameters, world.weight.dtype) if tangent else None
     return Value(value.primal, tangents, in_lanes(value, world.num_slots) if alternative else None)
 
@@ -44,7 +44,7 @@ def conform(world: World, value: Value, tangent: bool, alternative: bool) -> Val
 def as_foreseen(
     analysis: Analysis, world: World, variables: Sequence[Any], values: Sequence[Value]
 ) -> list[Value]:
-    """Values with the parts that the analysis foresees for `variables`."""
+    """Values with the parts that the analysis determined for `variables`."""
     flags = [
         (analysis.has_tangent(variable), analysis.has_alternative(variable))
         for variable in variables
@@ -53,16 +53,16 @@ def as_foreseen(
 
 
 def finish(world: World, values: Sequence[Value]) -> tuple[World, list[Value]]:
-    """Prunes at the end of an inner program, whose outputs are all that matters of it."""
+    """Prune at the end of an inner program, of which only the outputs are used later."""
     world, left = prune(world, dict(enumerate(values)))
     return world, list(left.values())
 
 
 def _prune_before(analysis: Analysis, program: Program, num_carry: int) -> int | None:
-    """The first equation by which everything that is carried on is known: what follows is
-    computed for the survivors only.
+    """The first equation at which everything that the next iteration reads is known. Everything
+    after it is computed for the survivors only.
     """
-    # A sum that is banked does not tell alternatives apart, so it need not be known by then.
+    # Banked sums do not distinguish alternatives, so they need not be known by then.
     carried = {
         atom
         for atom in program.outputs[:num_carry]
@@ -81,7 +81,7 @@ def _inner(world: World, uniforms: Any, key: Any) -> World:
 
 
 def _chance(analysis: Analysis, program: Program, key: Any) -> tuple[Any, Any]:
-    """The uniforms of one run of an inner program, and a key for programs within it."""
+    """The uniforms for one run of an inner program, and a key for programs within it."""
     key_uniforms, key_inner = jax.random.split(key)
     return jax.random.uniform(key_uniforms, (analysis.num_uniforms(program),)), key_inner
 
@@ -91,22 +91,22 @@ def forget_all(world: World, births: Any, values: Sequence[Value]) -> list[Value
 
 
 def _first(value: Value) -> Value:
-    """Time as the leading axis of tangents and alternatives."""
+    """Move time to the leading axis of tangents and alternatives."""
     parts = (value.tangent, value.alternative)
     swapped = (None if part is None else jnp.moveaxis(part, 1, 0) for part in parts)
     return Value(value.primal, *swapped)
 
 
 class Carried(eqx.Module):
-    """The carry of a loop: the program's values, and what is kept of the alternatives."""
+    """The carry of a loop: the program's values and the state of the alternatives."""
 
     values: list[Value]
     lanes: Lanes
 
 
 class _Chances(eqx.Module):
-    """The randomness of an iteration: uniforms for pruning, a key for programs within it, and
-    the couplings' noise.
+    """The randomness of an iteration: uniforms for pruning, a key for inner programs, and the noise
+    of couplings.
     """
 
     uniforms: Array
@@ -116,7 +116,7 @@ class _Chances(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _ScanRun:
-    """A scan, as it is entered."""
+    """A scan at the point where it is entered."""
 
     analysis: Analysis
     equation: Equation
@@ -136,15 +136,15 @@ class _ScanRun:
 
     @property
     def stamped(self) -> bool:
-        """True if stacked outputs must remember which alternatives they belong to."""
+        """True if stacked outputs must record which alternatives they belong to."""
         return self.branching and any(self.analysis.has_alternative(y) for y in self.ys)
 
     def chances(self) -> _Chances:
-        """For all iterations."""
+        """The randomness of all iterations."""
         body, length = self.loop.body, self.loop.length
         key_uniforms, key_inner = jax.random.split(self.key)
-        # As many as the body takes in one iteration, for all of them: a loop's own keys would be
-        # drawn one by one inside of it.
+        # Drawn for all iterations at once, as many as the body takes in one: keys drawn inside of
+        # the loop would be generated one by one.
         count = self.analysis.num_uniforms(body) if self.branching else 0
         nested = any(
             _needs_key(self.analysis, inner) and inner not in self.coupling
@@ -157,9 +157,7 @@ class _ScanRun:
         )
 
     def step(self, carried: Carried, inputs: tuple[list[Value], _Chances]) -> Any:
-        """One iteration: what it carries on, and what leaves it for the alternatives that live
-        on to the end.
-        """
+        """One iteration: the new carry, and the outputs to stack."""
         analysis, body, num_carry = self.analysis, self.loop.body, self.loop.num_carry
         xs, chances = inputs
         noise = dict(zip(self.coupling, chances.noise, strict=True))
@@ -179,10 +177,11 @@ class _ScanRun:
             _prune_before(analysis, body, num_carry),
         )
         within, outputs = finish(within, outputs) if self.branching else (within, outputs)
-        # A carry has the same parts before and after each iteration, by the analysis's fixed point.
+        # A carry has the same parts before and after each iteration, by the fixed point of the
+        # analysis.
         values = as_foreseen(analysis, within, self.loop.carry, outputs[:num_carry])
         ys = as_foreseen(analysis, within, self.ys, outputs[num_carry:])
-        # What was stacked leaves the loop: an alternative that differs there differs for ever.
+        # Stacked outputs leave the loop: an alternative that differs in them never recouples.
         within = pin(within, ys)
         stamp = within.births if self.stamped else None
         return Carried(values, within.lanes), (ys, stamp)
@@ -195,6 +194,7 @@ def scan(
     loop = equation.control
     assert isinstance(loop, Scan)
     constants, start, xs = loop.parts(operands)
+    # Constants and slices are read in later iterations too: differences in them pin alternatives.
     world = pin(world, [*constants, *xs])
     world, key = world.spawn()
     key, key_couplings = jax.random.split(key)
@@ -218,10 +218,11 @@ def scan(
 def _noise_ahead(
     analysis: Analysis, loop: Scan, constants: Sequence[Value], key: Any
 ) -> dict[Equation, Any]:
-    """The couplings' own randomness for all iterations at once, for those proposals that are the
-    same in each.
+    """The noise of the couplings for all iterations at once, for the proposals that are the same in
+    every iteration.
     """
     known = dict(zip(loop.body.inputs, constants, strict=False))
+    # The arrays of a proposal must be the same in every iteration: constants of the loop.
     ahead = {}
     for number, equation in enumerate(loop.body.equations):
         if equation.primitive == PROPOSE and _needs_key(analysis, equation):
@@ -238,33 +239,33 @@ def _noise_ahead(
 
 
 def _needs_key(analysis: Analysis, equation: Equation) -> bool:
-    """True if an equation draws what the program does not."""
+    """True if an equation needs random numbers beyond the program's own."""
     if equation.primitive == PROPOSE:
         return any(atom in analysis.branched for atom in equation.inputs)
     return equation.control is not None and analysis.concerns(equation)
 
 
 def _after_scan(births: Any, stamps: Any, y: Value) -> Value:
-    """Stacked outputs: those of iterations before a slot was last given away are the primal's."""
+    """Stacked outputs. Rows from before a slot was last reassigned are the primal's."""
     y = _first(y)
     if y.alternative is None or stamps is None:
         return y
-    # A row was written by the alternative that has slot k now iff no birth came after it: then, and
-    # only then, the counts agree.
+    # The alternative that now has slot k wrote a row iff no birth came after it, which is iff the
+    # counts agree.
     current = (stamps == births[None]).T
     current = current.reshape(*current.shape, *(1,) * (y.alternative.ndim - 2))
     return Value(y.primal, y.tangent, jnp.where(current, y.alternative, y.primal[None]))
 
 
 class _Rounds(eqx.Module):
-    """The carry of a `while_loop`, with a count of its iterations."""
+    """The carry of a `while_loop`, with the number of iterations."""
 
     carried: Carried
     count: Int[Array, ""]
 
 
 class _Runs(eqx.Module):
-    """Which of the primal and the alternatives are still in a loop."""
+    """True for the primal and for each alternative that is still in the loop."""
 
     primal: Bool[Array, ""]
     slots: Bool[Array, "K"]
@@ -272,7 +273,7 @@ class _Runs(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _WhileRun:
-    """A `while_loop`, as it is entered."""
+    """A `while_loop` at the point where it is entered."""
 
     analysis: Analysis
     equation: Equation
@@ -292,7 +293,7 @@ class _WhileRun:
 
     @property
     def accumulated(self) -> list[bool]:
-        """Which carries are banked at the end of each iteration."""
+        """For each carry, True if it is banked at the end of each iteration."""
         return [self.apart and output in self.analysis.accumulated for output in self.outputs]
 
     @property
@@ -300,7 +301,7 @@ class _WhileRun:
         return self.equation.outputs
 
     def like(self, world: World, values: Sequence[Value]) -> list[Value]:
-        """Carried values with the parts that are foreseen."""
+        """Carried values with the parts that the analysis determined."""
         analysis, carry = self.analysis, self.loop.carry
         return [
             conform(
@@ -320,13 +321,13 @@ class _WhileRun:
         return forget_all(within, self.world.births, constants)
 
     def runs(self, within: World, values: Sequence[Value]) -> _Runs:
-        """Who goes on."""
+        """Evaluate the condition for the primal and the alternatives."""
         inputs = [*self.known(within, self.condition_constants), *values]
         _, (goes_on,) = evaluate(self.analysis, self.loop.condition, within, inputs, [False])
         return _Runs(goes_on.primal, in_lanes(goes_on, within.num_slots))
 
     def goes_on(self, rounds: _Rounds) -> Bool[Array, ""]:
-        """Until the primal and every living alternative have stopped."""
+        """True until the primal and every living alternative have stopped."""
         within = self.world.replace(lanes=rounds.carried.lanes)
         runs = self.runs(within, rounds.carried.values)
         return runs.primal | jnp.any(runs.slots & within.alive) if self.apart else runs.primal
@@ -335,8 +336,7 @@ class _WhileRun:
         values, count = rounds.carried.values, rounds.count
         chance = _chance(self.analysis, self.loop.body, jax.random.fold_in(self.key, count))
         within = _inner(self.world.replace(lanes=rounds.carried.lanes), *chance)
-        # Who runs is decided by the values at the beginning of the iteration, before the body
-        # changes them, as in `lax.while_loop`.
+        # As in `lax.while_loop`, the values at the start of the iteration decide who runs.
         runs = self.runs(within, values) if self.apart else None
         within = within if runs is None else self.only(within, runs)
         within, outputs = evaluate(
@@ -353,11 +353,11 @@ class _WhileRun:
         return _Rounds(Carried(self.like(within, outputs), within.lanes), count + 1)
 
     def only(self, within: World, runs: _Runs) -> World:
-        """The world for those that run. One that has stopped stays as it is, whatever the body
-        would make of it: it may not be compared until the end of the iteration.
+        """The world for those that still run. An alternative that has stopped keeps its values,
+        and it must not be compared with the primal before the end of the iteration.
         """
-        # An alternative is compared with the primal only in an iteration that both run. Otherwise
-        # equal values mean nothing: one of them is frozen, the other not.
+        # Compare an alternative with the primal only in an iteration that both run. Otherwise one
+        # of them is frozen and equality means nothing.
         pinned = -1 if within.lanes.pinned is None else within.lanes.pinned
         pinned = jnp.where(runs.slots & runs.primal, pinned, within.births)
         was_running = within.running
@@ -367,8 +367,8 @@ class _WhileRun:
     def freeze(
         self, rounds: _Rounds, within: World, runs: _Runs, outputs: Sequence[Value]
     ) -> tuple[World, list[Value]]:
-        """Leaves those that have stopped where they did, and drops what agrees by now."""
-        # An alternative born in this iteration ran in it: the primal did.
+        """Freeze those that have stopped, and drop alternatives that now agree with the primal."""
+        # An alternative born in this iteration has run in it, because the primal has.
         newborn = within.births != rounds.carried.lanes.births
         runs = _Runs(runs.primal, runs.slots | newborn)
         frozen = [
@@ -385,12 +385,13 @@ class _WhileRun:
 def while_loop(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """`lax.while_loop` until the primal and every living alternative have stopped, each frozen
-    where it did.
+    """`lax.while_loop` until the primal and every living alternative have stopped. Each keeps the
+    values with which it stopped.
 
-    Where they may stop apart, a value that is only added to is banked at the end of each iteration,
-    `W (term in the alternative, if it still runs − term of the primal, if it does)`; alternatives
-    are born only while the primal runs.
+    Where they may stop at different times, a value that is only added to is banked at the end of
+    each iteration: `W (term of the alternative, if it still runs − term of the primal, if it
+    does)`.
+    Alternatives are born only while the primal runs.
     """
     loop = equation.control
     assert isinstance(loop, While)
@@ -404,8 +405,8 @@ def while_loop(
 
 
 def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> Value:
-    """The next state of a carried value: of those that run, the new one; of those that stopped,
-    the old.
+    """The next state of a carried value: the new value for those that run, the old value for those
+    that have stopped.
     """
     choose = lambda a, b: jnp.where(runs.primal, a, b)
     tangent: Any = None
@@ -415,8 +416,8 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
     slots = select_slots(runs.slots, in_lanes(new, world.num_slots), in_lanes(old, world.num_slots))
     if not banked:
         return Value(primal, tangent, slots)
-    # slots − old = the alternative's term of this iteration, or 0 if it has stopped; primal − old
-    # is the primal's. Differences of earlier iterations are banked already.
+    # slots − old is the alternative's term of this iteration, or 0 if it has stopped. primal − old
+    # is the primal's term. Differences of earlier iterations are banked already.
     difference = (slots - old.primal[None]) - (primal - old.primal)[None]
     return add_difference(world, Value(primal, tangent), difference)
 

@@ -1,6 +1,6 @@
-"""One run of a program, and three ways to differentiate it: forward, with a tangent for each
-parameter; in reverse, by JAX, with the alternatives' weights as zeros that have a derivative; and
-with its draws held fixed.
+"""One run of a program and three ways to differentiate it: forward, with a tangent for each
+parameter; in reverse, by JAX, where the alternatives' weights enter as zeros whose derivative is
+the weight; and with the draws held fixed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from .score_pass import replay
 from .score_pass import smoothed as smooth
 from .values import Value, no_alternatives
 
-# Pruning draws from the program's key folded with this number, which no split of it reaches.
+# Pruning uses the program's key folded with this number, which no split of the key yields.
 _PRUNE = 0x7072756E
-# Directions along which weights are known in the reverse mode: fewer than 2 would make heavy tails.
+# The number of directions along which the reverse mode measures weights. Fewer than 2 would give
+# heavy tails.
 NUM_PROBES = 4
 
 
 def _evaluate(
     run: Run, num_slots: int, directions: Float[Array, "D P"], reverse: bool
 ) -> tuple[Value, Bool[Array, ""]]:
-    """The result with a tangent along each direction, by alternatives; and whether all draws were
+    """The result with a tangent along each direction, by alternatives, and True if all draws were
     in range.
     """
     analysed = run.plan.by_jax if reverse else run.plan.by_rules
+    # Inputs are the parameters, with tangents, followed by everything else, without.
     _, unravel = ravel_pytree(run.theta)
     tangents = jax.vmap(lambda direction: jax.tree.leaves(unravel(direction)))(directions)
     leaves = run.leaves
@@ -59,7 +61,7 @@ def _evaluate(
 
 
 def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
-    """The value, and an unbiased estimate of the derivative of its expectation."""
+    """The value and an unbiased estimate of the derivative of its expectation."""
     flat = ravel_pytree(run.theta)[0]
     result, valid = _evaluate(run, num_slots, jnp.eye(flat.size, dtype=flat.dtype), False)
     tangents = result.tangents(flat.size, flat.dtype)
@@ -68,16 +70,15 @@ def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "
 
 
 def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
-    """Random directions along which weights are measured in the reverse mode, each parameter in
-    units of its `scale`. They have nothing to do with the one that is asked for, nor with what
-    prunes: all replicates may share them.
+    """Random directions along which the reverse mode measures weights, each parameter in units of
+    its `scale`. They are independent of the requested direction and of the pruning, so all
+    replicates may share them.
     """
     flat = ravel_pytree(run.theta)[0]
     key = jax.random.fold_in(run.key, _PRUNE + 1)
     shape = (min(NUM_PROBES, flat.size), flat.size)
-    # Of a parameter without a score nothing is known: it counts like the others.
-    # Any directions are unbiased, as they only decide who is pruned. In units of the scores no
-    # parameter's weights are drowned by another's.
+    # Any directions are unbiased, since they only decide what is pruned. In units of the scores, no
+    # parameter's weights dominate. A parameter without a score gets the scale of the others.
     known = jnp.isfinite(scale) & (scale > 0)
     usual = jnp.mean(jnp.where(known, scale, 0.0)) / jnp.maximum(jnp.mean(known), 1 / flat.size)
     unit = jnp.where(known, scale, jnp.where(usual > 0, usual, 1.0))
@@ -85,14 +86,14 @@ def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
 
 
 def backward(run: Run, num_slots: int, directions: Float[Array, "D P"]) -> Float[Array, "F"]:
-    """The value, whose derivative by JAX is an unbiased estimate of that of its expectation."""
+    """The value, from which JAX derives an unbiased estimate of the derivative of its mean."""
     result, valid = _evaluate(run, num_slots, directions, True)
     return ranges.nan_unless(valid, run.theta, result.primal)
 
 
 class Scored(eqx.Module):
-    """The value with its draws held fixed, what it is credited with (of which only the derivative
-    counts), and the log probability of the draws.
+    """The value with its draws held fixed, its credit (of which only the derivative is used), and
+    the log probability of the draws.
     """
 
     value: Float[Array, "F"]
@@ -101,8 +102,8 @@ class Scored(eqx.Module):
 
 
 def scored(run: Run, baseline: Baseline) -> Scored:
-    """The derivative of `value + credit` is an unbiased estimate, and that of `log_prob` has mean
-    zero.
+    """The derivative of `value + credit` is an unbiased estimate; the derivative of `log_prob` has
+    mean zero.
     """
     analysed, anchor = run.plan.by_jax, jax.random.key_data(run.key)
 
@@ -116,7 +117,7 @@ def scored(run: Run, baseline: Baseline) -> Scored:
 
 
 def smoothed(run: Run) -> Float[Array, "F"]:
-    """The value, whose draws pass on the derivative of their mean."""
+    """The value, where each draw passes on the derivative of its mean."""
     analysed = run.plan.by_jax
     result, valid = smooth(analysed.analysis, analysed.program, run.leaves)
     return ranges.nan_unless(valid, run.theta, result)
@@ -125,8 +126,8 @@ def smoothed(run: Run) -> Float[Array, "F"]:
 def jacobian(
     function: Callable[[PyTree], tuple[Float[Array, "N"], Any]], theta: PyTree, reverse: bool
 ) -> tuple[Any, Float[Array, "P N"]]:
-    """For a function that returns a vector and something else: that, and the vector's derivative by
-    JAX.
+    """Split the result of `function`, a vector and something else, into the latter and the
+    derivative of the vector by JAX.
     """
     flat, unravel = ravel_pytree(theta)
     of_flat = lambda flat: function(unravel(flat))

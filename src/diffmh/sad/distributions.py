@@ -1,11 +1,11 @@
 """Distributions: how a draw is made from a uniform, and the flips that carry the derivative of its
 probabilities.
 
-For a distribution on values i with probabilities p_i, flipping a draw i to j with weight w_ij is
-unbiased iff the net flow into each value is the derivative of its probability, `Σ_i p_i w_ij − p_j
-Σ_i w_ji = dp_j`. Of all such weights ours have the least second moment `Σ p_i w_ij²` over the flips
-that they allow: between neighbours for integers, between any two for categories. `docs/sad.md`
-derives them.
+Let a distribution have probabilities p_i. Flipping a draw i to j with weight w_ij is unbiased iff
+the net flow into each value is the derivative of its probability:
+`Σ_i p_i w_ij − p_j Σ_i w_ji = dp_j`. The weights here have the least second moment `Σ p_i w_ij²`
+among the allowed flips: between neighbours for integers, between any two values for categories.
+`docs/sad.md` derives them.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from .draw import Sampler
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Where a parameter must be, in words and as a condition on NumPy's and JAX's arrays."""
+    """The range of a parameter, as text and as a condition on NumPy and JAX arrays."""
 
     wanted: str
     holds: Callable[[Any], Any]
 
     def inside(self, parameter: Array, instead: float) -> Array:
-        """Beyond it something harmless: a draw must end, whatever becomes of it."""
+        """The parameter, with values out of range replaced by `instead`, so that the draw ends."""
         return jnp.where(self.holds(parameter), parameter, instead)
 
 
 def _in_unit(p: Any) -> Any:
-    """Probabilities that are sums and quotients of others may be rounded beyond the ends."""
+    """True in [0, 1], with a margin for the rounding of sums and quotients of probabilities."""
     slack = 8 * jnp.finfo(p.dtype).eps
     return (p >= -slack) & (p <= 1 + slack)
 
 
-# An int32 must hold the draw: of a rate up to this, and of a geometric draw whose uniform has 53
-# bits, at most 53 log(2)/p.
+# The draw must fit an int32. A rate up to this does, and so does a geometric draw from a uniform of
+# 53 bits, which is at most 53 log(2)/p.
 _MOST_RATE, _LEAST_CHANCE = 2.0**30, 2.0**-25
 UNIT = Range("in [0, 1]", _in_unit)
 COUNT = Range("at least 0", lambda n: n >= 0)
@@ -73,7 +73,7 @@ WEIGHTS = Range("finite, none of them negative and not all 0", _are_weights)
 
 
 def _all_in(*ranges: Range) -> Callable[..., Any]:
-    """Each parameter in its range."""
+    """True if each parameter is in its range."""
 
     def in_range(*parameters):
         held = [each.holds(given) for each, given in zip(ranges, parameters, strict=True)]
@@ -87,8 +87,8 @@ def _to_neighbours(value: Array, across: Callable[[Array], Array], derivative: A
     δ_k/(p_k + p_{k+1}) = w(k → k+1) = −w(k+1 → k), where δ_k = −∂F(k) is the flow across the
     boundary between k and k + 1.
     """
-    # The flow across each boundary must be δ_k = p_k w(k → k+1) − p_{k+1} w(k+1 → k). With both
-    # weights of one size, which has the least second moment, each is δ_k/(p_k + p_{k+1}).
+    # The flow across each boundary must be δ_k = p_k w(k → k+1) − p_{k+1} w(k+1 → k). The second
+    # moment is least if both weights have the same size, δ_k/(p_k + p_{k+1}).
     k = value.astype(derivative.dtype)
     return [(value + 1, across(k) * derivative), (value - 1, -across(k - 1) * derivative)]
 
@@ -153,7 +153,7 @@ def _probabilities_flips(value, parameters, tangents):
 
 
 def _between_any(value, p, dp):
-    """Flips `w_ij = λ_j − λ_i`, also to categories that are not possible yet."""
+    """Flips `w_ij = λ_j − λ_i`, including flips to categories whose probability is still 0."""
     potential = flow_potential(p, dp[None], p.size)[0]
     others = jnp.arange(p.size)
     return [(others, jnp.where(others == value, 0.0, potential - potential[value]))]
@@ -171,18 +171,18 @@ def _geometric_flips_up(value, parameters, tangents):
 
 
 def _walk(uniform: Array, mean: Array, variance: Array, ratio: Callable[[Array], Array]) -> Array:
-    """The smallest k with `F(k) > U`, by adding up masses from six standard deviations below the
+    """The smallest k with `F(k) > U`. Masses are summed from six standard deviations below the
     mean; `ratio(k)` is p_{k+1}/p_k.
 
-    What lies below weighs e⁻¹⁸ at most; beyond the mode, masses that no longer change the sum end
-    it. The first mass counts as 1 and the sum is normalised: in float32, masses of large counts are
-    known to few digits, but their ratios to all.
+    The mass below is at most e⁻¹⁸. Beyond the mode, the sum ends when masses no longer change it.
+    The first mass counts as 1 and the sum is normalised: in float32 the masses of large counts have
+    few correct digits, but their ratios have all.
     """
-    # Non-decreasing in the uniform, as `Sampler.invert` must be: sums of masses are.
+    # Non-decreasing in the uniform, as `Sampler.invert` must be, because sums of masses are.
     start = jnp.maximum(jnp.floor(mean - 6 * jnp.sqrt(variance)), 0.0).astype(jnp.int32)
     first = (start, jnp.ones_like(mean), jnp.ones_like(mean))
 
-    # Counted in integers: in float32, 2²⁴ + 1 is 2²⁴, and the walk would not end.
+    # k is an integer: in float32, 2²⁴ + 1 is 2²⁴, and the loop would not end.
     def ratio_at(k):
         return ratio(k.astype(mean.dtype))
 
@@ -208,7 +208,7 @@ def _invert_binomial(uniform, n, p):
     p, size = jnp.clip(UNIT.inside(p, 0.0), 0.0, 1.0), jnp.maximum(n, 0).astype(p.dtype)
 
     def ratio(k):
-        """p_{k+1}/p_k, which is 0 at n: no draw is above it."""
+        """p_{k+1}/p_k, which is 0 at k = n, so no draw exceeds n."""
         failure = jnp.where(p < 1, 1 - p, 1.0)
         return jnp.where(k < size, (size - k) * p / ((k + 1) * failure), 0.0)
 
@@ -240,8 +240,8 @@ def _invert_negative_binomial(uniform, r, p):
 
 
 def _failures_fit(r, p):
-    """True if the parameters of a negative binomial are in range, and an int32 holds the draw: 40
-    standard deviations above the mean a geometric draw is beyond what a uniform of 53 bits reaches.
+    """True if the parameters of a negative binomial are in range and the draw fits an int32: 40
+    standard deviations above the mean are more than a uniform of 53 bits can reach.
     """
     mean = r * (1 - p) / jnp.maximum(p, _LEAST_CHANCE)
     most = mean + 40 * jnp.sqrt(jnp.maximum(mean, 0) / jnp.maximum(p, _LEAST_CHANCE))
@@ -258,8 +258,8 @@ def _invert_probabilities(uniform, probabilities, normalised=False):
 
 
 def _invert_uniform_int(high_bits, low, high, low_bits):
-    """`low + ⌊U (high − low)⌋`, where `high_bits` and `low_bits` are the binary digits of U: twice
-    as many as the integers have, so that all of them are as probable to that many digits.
+    """`low + ⌊U (high − low)⌋`. `high_bits` and `low_bits` are the binary digits of U, twice as
+    many as the integers have, so that the probabilities are equal to that many digits.
     """
     start = low.astype(high_bits.dtype)
     size = high.astype(high_bits.dtype) - start
@@ -271,12 +271,12 @@ def _invert_uniform_int(high_bits, low, high, low_bits):
 
 
 def _high_product(a: Array, b: Array) -> Array:
-    """The upper half of the digits of `a b`, which has twice as many as unsigned a and b."""
+    """The upper half of the digits of `a b`, which has twice as many digits as a and b."""
     half = jnp.iinfo(a.dtype).bits // 2
     mask = (1 << half) - 1
     a_high, a_low, b_high, b_low = a >> half, a & mask, b >> half, b & mask
-    # With digits in base h = 2^half, none of these sums exceeds (h−1)² + 2(h−1) = h² − 1: no carry
-    # is lost.
+    # With digits in base h = 2^half, no sum here exceeds (h−1)² + 2(h−1) = h² − 1, so no carry is
+    # lost.
     middle = a_high * b_low + ((a_low * b_low) >> half)
     other = a_low * b_high + (middle & mask)
     return a_high * b_high + (middle >> half) + (other >> half)
@@ -288,7 +288,7 @@ def _log_powers(successes: Array, failures: Array, p: Array) -> Array:
 
 
 def _times_log(count: Array, x: Array) -> Array:
-    """`n log x`, 0 with derivative 0 where n is."""
+    """`n log x`; 0 with derivative 0 where n is 0."""
     some = count > 0
     return jnp.where(some, count.astype(x.dtype) * jnp.log(jnp.where(some, x, 1.0)), 0.0)
 
@@ -298,7 +298,7 @@ def _sum_of(p: Array) -> Array:
 
 
 def _no_flips(value, parameters, tangents):
-    """The ends of a range of integers have no derivative."""
+    """No flips: the bounds of a range of integers have no derivative."""
     return [(value, jnp.zeros_like(tangents[0]))]
 
 

@@ -1,4 +1,4 @@
-"""Draws: a discrete distribution that a program may draw from, and the primitive that draws."""
+"""Draws: discrete distributions that a program may draw from, and the primitive that draws."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..jaxprs import compat
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """A discrete distribution that a program may draw from: `sampler(key, *parameters)`. Make one
-    to register your own.
+    """A discrete distribution that a program may draw from: `sampler(key, *parameters)`. Create one
+    to use a distribution that `diffmh.sad` does not have.
 
     **Arguments**
 
     - `invert(uniform, *parameters)`: one draw from one uniform on [0, 1), non-decreasing in it
-      where values are ordered. The primal and its alternatives share the uniform.
+      if the values are ordered. The program and its alternatives share the uniform.
     - `flips(value, parameters, tangents)`: a list of pairs `(flipped, weight)`: other values that
-      the draw might have had, and the weights of flipping to them, linear in the tangents of the
+      the draw could have had, and the weights of flipping to them, linear in the tangents of the
       parameters.
-    - `event_ndims`: for each parameter the number of axes that one draw takes (1 for the logits of
-      a categorical, else 0).
-    - `log_prob(value, *parameters)`: the log probability, up to what the parameters do not change;
+    - `event_ndims`: for each parameter, the number of axes that one draw uses (1 for the logits of
+      a categorical, otherwise 0).
+    - `log_prob(value, *parameters)`: the log probability, up to terms without the parameters;
       `sad.Score` and `sad.Combined` need it.
     - `mean(*parameters)`: the mean; `sad.Smooth` needs it.
-    - `in_range(*parameters)`: whether there is such a distribution; if not, a run's value and
-      derivative are NaN. NaN among the parameters is out of range in any case.
+    - `in_range(*parameters)`: True if the distribution exists. Otherwise the value and derivative
+      of the run are NaN. A NaN parameter is always out of range.
 
-    All functions are for one draw; arrays of parameters make arrays of draws. Values and weights of
+    All functions are for one draw; arrays of parameters give arrays of draws. Values and weights of
     flips may have a leading axis, for many flips at once.
 
     >>> import jax, jax.numpy as jnp
@@ -66,7 +66,7 @@ class Sampler:
                 validate.function(getattr(self, name), where, name, f"{name}(...)")
         if not isinstance(self.event_ndims, tuple):
             raise TypeError(
-                "`sad.Sampler(event_ndims=...)` must be a tuple with a number of axes for each"
+                "`sad.Sampler(event_ndims=...)` must be a tuple with the number of axes of each"
                 f" parameter, got {self.event_ndims!r}."
             )
         for count in self.event_ndims:
@@ -86,6 +86,7 @@ class Sampler:
         for number, array in enumerate(arrays):
             if jnp.iscomplexobj(array):
                 validate.real_dtype(array.dtype, f"parameter {number} of {self.name}")
+        # The axes of one draw are the last of each parameter; those before them are broadcast.
         shape = jnp.broadcast_shapes(
             *(a.shape[: a.ndim - n] for a, n in zip(arrays, self.event_ndims, strict=True))
         )
@@ -121,13 +122,13 @@ class Sampler:
                 value, tuple(parameters), tuple(tangent[0] for tangent in tangents)
             )
             return flipped, weight[:, None]
-        # The flipped values do not depend on the tangents (weights are linear in them), so they are
-        # the same for every parameter and need no axis of their own.
+        # Flipped values do not depend on the tangents (weights are linear in them), so they are the
+        # same for every parameter and have no parameter axis.
         by_parameter = jax.vmap(by_draw, in_axes=(None, None, 0), out_axes=(None, 1))
         return by_parameter(value, tuple(parameters), tuple(tangents))
 
     def num_candidates(self, drawn: Any, parameters: Sequence[Any]) -> int:
-        """How many flips there are in all, for draws and parameters of these shapes."""
+        """The total number of flips for draws and parameters of these shapes."""
         one = [
             jax.ShapeDtypeStruct(parameter.shape[parameter.ndim - axes :], parameter.dtype)
             for parameter, axes in zip(parameters, self.event_ndims, strict=True)
@@ -139,16 +140,16 @@ class Sampler:
         """The log probabilities of draws of the value's shape."""
         if self.log_prob is None:
             raise NotDifferentiable(
-                f"{self.name} has no `log_prob`, which the score needs: give it one, or use"
+                f"{self.name} has no `log_prob`, which the score needs: provide it, or use"
                 " `sad.Alternatives`."
             )
         return self._each_draw(self.log_prob, value.ndim)(value, *parameters)
 
     def means(self, shape: tuple[int, ...], *parameters: Array) -> Array:
-        """The means of draws of a shape."""
+        """The means of draws of the given shape."""
         if self.mean is None:
             raise NotDifferentiable(
-                f"{self.name} has no `mean`, which `sad.Smooth` passes on: give it one, or use"
+                f"{self.name} has no `mean`, which `sad.Smooth` needs: provide it, or use"
                 " another estimator."
             )
         return self._each_draw(self.mean, len(shape))(*parameters)
@@ -180,15 +181,15 @@ def _abstract(uniform, *parameters, sampler):
 
 
 def refuse_plain(primals: Any, tangents: Any, **params: Any) -> Any:
-    """JAX by itself would lose the derivative of what a draw decides."""
+    """Raise an error: JAX would silently drop the derivative that passes through a draw."""
     raise NotDifferentiable(
-        "JAX was asked to differentiate a draw of `diffmh.sad` by itself, by which its derivative"
-        " would be lost: differentiate `sad.expectation(program)` instead of `program`."
+        "JAX cannot differentiate a draw of `diffmh.sad` by itself; the derivative would be wrong."
+        " Differentiate `sad.expectation(program)` instead of `program`."
     )
 
 
 SAMPLE = "sad_sample"
-# Whether the parameters of a draw are in range, in the programs of `ranges`.
+# True if the parameters of a draw are in range; used in the programs of `ranges`.
 VALID = "sad_valid"
 sample = compat.new_primitive(
     SAMPLE,

@@ -1,4 +1,4 @@
-"""Estimators: what is made of the runs of a program."""
+"""Estimators of the derivative of a program, from its runs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
 from .derivative import Run
 
-# So many runs tell how large each parameter's score is.
+# The number of runs from which the size of each parameter's score is estimated.
 _NUM_SCALES = 4
 
 
 class Runs(eqx.Module):
     """The same program with a key for each of C replicates, as an estimator sees it.
 
-    `reverse` says that there are so many parameters that JAX goes backward; then `group` replicates
-    at a time have one derivative, that of their mean: nobody needs it of each. The devices of
-    `mesh` share the replicates.
+    With many parameters (`reverse`), JAX differentiates backward. Then `group` replicates at a time
+    share one derivative, that of their mean, because single derivatives are not needed. The devices
+    of `mesh` share the replicates.
     """
 
     run: Run
@@ -51,20 +51,20 @@ class Runs(eqx.Module):
 
     @property
     def is_reversible(self) -> bool:
-        """True if JAX goes backward through the program."""
+        """True if JAX can differentiate the program backward."""
         return self.reverse or self.run.plan.by_jax.is_reversible
 
     def of(self, keys: Any, group: int = 1) -> Runs:
-        """The replicates of these keys."""
+        """The same runs with other keys."""
         return dataclasses.replace(self, keys=keys, group=group)
 
     def still(self) -> Runs:
-        """The same replicates, through which nothing is differentiated."""
+        """The same replicates without derivatives."""
         return dataclasses.replace(self, run=self.run.at(jax.lax.stop_gradient(self.run.theta)))
 
     def each(self, function: Callable[[Run], Any], differentiated: bool = False) -> Any:
-        """`function` of every replicate, replicates last. What JAX is to differentiate must be
-        mapped by JAX: `over_chains` would lose derivatives that functions have of their own.
+        """Apply `function` to every replicate; replicates are the last axis. A function that JAX
+        is to differentiate must be mapped by `jax.vmap`: `over_chains` drops custom derivatives.
         """
 
         def one(key):
@@ -76,8 +76,8 @@ class Runs(eqx.Module):
         return over_chains(one)(keys)
 
     def jacobians(self, function: Callable[[Run], tuple[Float[Array, "N"], Any]]) -> Any:
-        """For a function that returns a vector and something else: that, and the vector's
-        derivative `(P, N, C)` by JAX, replicates (or groups of them) last.
+        """For a function that returns a vector and something else: the latter, and the derivative
+        `(P, N, C)` of the vector by JAX. Replicates (or groups of them) are the last axis.
         """
 
         def of_one(run):
@@ -88,6 +88,7 @@ class Runs(eqx.Module):
 
         def of_group(keys):
             def mean(theta):
+                # The derivative of the mean is all that a group needs: one backward pass for all.
                 each = jax.vmap(lambda key: function(self.run.at(theta, key)))(keys)
                 return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
 
@@ -102,7 +103,7 @@ class Runs(eqx.Module):
 def _twice(
     function: Callable[[Run], Float[Array, "N"]],
 ) -> Callable[[Run], tuple[Float[Array, "N"], Float[Array, "N"]]]:
-    """A function of which the value itself is differentiated."""
+    """Return the value twice: once to differentiate, once as it is."""
 
     def both(run):
         value = function(run)
@@ -112,8 +113,8 @@ def _twice(
 
 
 class Found(eqx.Module):
-    """Each replicate's value and derivative, or those of groups of `group` replicates, and what
-    each estimator would have had of single ones, by name.
+    """The value and derivative of each replicate, or of each group of `group` replicates. `others`
+    has the derivatives of single replicates by each estimator, by name.
     """
 
     value: Float[Array, "F C"]
@@ -123,19 +124,20 @@ class Found(eqx.Module):
 
 
 class Estimator(eqx.Module):
-    """How a derivative is estimated: `Alternatives`, `Score`, `Combined`, `Smooth`."""
+    """An estimator of the derivative: `Alternatives`, `Score`, `Combined` or `Smooth`."""
 
     @abstractmethod
     def find(self, runs: Runs) -> Found:
-        """Each replicate's value and derivative."""
+        """The value and derivative of each replicate."""
 
     @abstractmethod
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
-        """Each replicate's value, which JAX differentiates into the estimate."""
+        """The value of each replicate. JAX differentiates it into the estimate."""
 
 
 class Alternatives(Estimator):
-    """Follows `num_alternatives` alternatives beside the program: unbiased (`docs/sad.md`).
+    """Follows `num_alternatives` alternative runs of the program: each differs from it by the
+    outcome of one draw. Unbiased (`docs/sad.md`).
 
     >>> from diffmh import sad
     >>> sad.Alternatives(4)
@@ -156,12 +158,12 @@ class Alternatives(Estimator):
         return _linear(runs, self.find(runs.still()))
 
     def forward(self, runs: Runs) -> Found:
-        """With a tangent for each parameter."""
+        """Forward mode, with a tangent for each parameter."""
         value, jacobian = runs.each(lambda run: derivative.forward(run, self.num_alternatives))
         return Found(value, jacobian, {}, runs.group)
 
     def backward(self, runs: Runs, scale: Float[Array, "P"]) -> Found:
-        """By JAX, with each parameter's weights in units of its `scale`."""
+        """Reverse mode by JAX, with each parameter's weights in units of its `scale`."""
         value, jacobian = runs.jacobians(_twice(self._moving(runs, scale)))
         return Found(value, jacobian, {}, runs.group)
 
@@ -171,10 +173,10 @@ class Alternatives(Estimator):
 
 
 def _scales(runs: Runs) -> Float[Array, "P"]:
-    """How large each parameter's score is, from a few runs of its own. They are the same for all
-    keys, so that whoever maps over keys pays for them once.
+    """The size of each parameter's score, from a few separate runs. Their keys are constants, so a
+    `vmap` over keys computes the scales only once.
     """
-    # Scales only decide who is pruned, so any keys are unbiased that the runs themselves do not
+    # Scales only decide what is pruned, so any keys are unbiased that the runs themselves do not
     # use.
     keys = jax.random.split(jax.random.key(0, impl=jax.random.key_impl(runs.run.key)), _NUM_SCALES)
 
@@ -183,7 +185,7 @@ def _scales(runs: Runs) -> Float[Array, "P"]:
 
     try:
         scores = jax.vmap(jax.grad(log_prob), (None, 0))(runs.run.theta, keys)
-    except NotDifferentiable:  # A sampler without `log_prob`: nothing is known of scales.
+    except NotDifferentiable:  # A sampler without `log_prob`: the scales are unknown.
         return jnp.zeros_like(ravel_pytree(runs.run.theta)[0])
     return _typical(jax.vmap(lambda score: ravel_pytree(score)[0], out_axes=-1)(scores))
 
@@ -193,18 +195,19 @@ def _typical(score: Float[Array, "P C"]) -> Float[Array, "P"]:
 
 
 def _linear(runs: Runs, found: Found) -> Float[Array, "F C"]:
-    """The values, with the derivative that was found."""
+    """The values, with the derivative `found` attached."""
     flat = ravel_pytree(runs.run.theta)[0]
     return moving(found.value, jnp.tensordot(flat, jax.lax.stop_gradient(found.jacobian), axes=1))
 
 
 class Score(Estimator):
-    """The score of the draws times the result, less the mean of the other replicates'; of a result
-    that is a sum, each term times the score of the draws before it:
-    `∂f + Σ_t (f_t − f̄_t) ∂ log P(draws up to t)`. Unbiased; its variance grows with the number of
-    draws that matter little. With a single run there is no baseline.
+    """The result minus the mean of the other replicates, times the score of the draws. If the
+    result is a sum, each term is multiplied with the score of the draws before it:
+    `∂f + Σ_t (f_t − f̄_t) ∂ log P(draws up to t)`. Unbiased. Its variance grows with the number of
+    draws, including those with little effect. With a single run there is no baseline.
 
-    Draws whose probability is exactly 0 or 1 and moves have no score: `sad.Combined` sees that.
+    The score does not exist where a probability is exactly 0 or 1 and depends on theta.
+    `sad.Combined` detects this.
 
     >>> from diffmh import sad
     >>> sad.Score()
@@ -236,13 +239,14 @@ def score_parts(runs: Runs) -> ScoreParts:
 
 
 class Combined(Estimator):
-    """Alternatives and score together: `A + a (G − A) + Σ_q b_q S_q`, where A is by alternatives, G
-    by the score, and the score S itself has mean zero. The coefficients of least variance, for each
-    parameter and result, are fitted on other replicates: unbiased, and no worse than either.
+    """Combines alternatives and score: `A + a (G − A) + Σ_q b_q S_q`, where A is the estimate by
+    alternatives, G the estimate by the score, and S the score itself, which has mean zero. The
+    coefficients of least variance, for each parameter and result, are fitted on other replicates,
+    so the combination is unbiased and no worse than either.
 
-    With fewer than 32 replicates there is nothing to fit on: then it is `Alternatives`. With 512 or
-    more, `.run` tries all on the first 256th of them (32 at least) and leaves out, for the others,
-    what does not pay for its time.
+    With fewer than 32 replicates it is the same as `Alternatives`. With 512 or more, `.run` tries
+    all estimators on the first 256th of the replicates (at least 32) and drops, for the others,
+    those that are not worth their time.
 
     >>> from diffmh import sad
     >>> sad.Combined(2)
@@ -259,8 +263,8 @@ class Combined(Estimator):
         if runs.keys.shape[0] // runs.group < LEAST_REPLICATES:
             return by_alternatives.find(runs)
         parts = score_parts(runs)
-        # Alternatives of the same keys as the scores: the two estimates belong to the same runs,
-        # which is what makes their difference a control of the one by the other.
+        # Alternatives and scores use the same keys: only if both estimates come from the same runs
+        # is their difference a control variate.
         alternatives = (
             by_alternatives.backward(runs, _typical(parts.score))
             if runs.reverse
@@ -281,8 +285,8 @@ class Combined(Estimator):
 
 
 class Fitted(Estimator):
-    """The score with a multiple of itself fitted on other replicates: what is left of `Combined`
-    where alternatives do not pay.
+    """The score with a multiple of itself as control variate, fitted on other replicates. Used for
+    `Combined` if alternatives are not worth their time.
     """
 
     def find(self, runs: Runs) -> Found:
@@ -294,10 +298,10 @@ class Fitted(Estimator):
 
 
 class Smooth(Estimator):
-    """A draw passes on the derivative of its mean. **Biased** wherever the result is not linear in
-    the draws; of far smaller variance where many draws add up.
+    """Each draw passes on the derivative of its mean. **Biased** unless the result is linear in
+    the draws, but of much smaller variance where many draws add up.
 
-    `.run` shows the difference from the unbiased `Combined`, with its error, always.
+    `.run` always shows the difference from the unbiased `Combined`, with its error.
 
     >>> from diffmh import sad
     >>> sad.Smooth()
@@ -320,13 +324,13 @@ class Smooth(Estimator):
 
 
 def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
-    """The lines of a report about the estimators that it did not choose."""
+    """The lines of a report about the other estimators."""
     if isinstance(estimator, Smooth):
         difference = np.asarray(found.jacobian) - np.asarray(found.others["unbiased"])
         mean, error = _mean_and_error(difference)
         worst = int(np.argmax(np.abs(mean) / np.where(error > 0, error, np.inf)))
         shown = f"{float(mean.reshape(-1)[worst]):.4g} ± {float(error.reshape(-1)[worst]):.2g}"
-        return (f"smoothed, which is biased: less the unbiased estimate {shown}, at worst",)
+        return (f"smoothed, which is biased: largest difference from the unbiased {shown}",)
     if not found.others:
         return ()
     count = found.jacobian.shape[-1]
@@ -340,7 +344,7 @@ def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
 
 
 def disagreement(found: Found) -> tuple[str, ...]:
-    """A warning where alternatives and score cannot both be right."""
+    """A warning if alternatives and score contradict each other."""
     if "alternatives" not in found.others:
         return ()
     alternatives, score = (np.asarray(found.others[name]) for name in ("alternatives", "score"))
@@ -350,7 +354,7 @@ def disagreement(found: Found) -> tuple[str, ...]:
         return ()
     return (
         "alternatives and score differ by more than their errors allow: a draw may have a"
-        " probability of exactly 0 or 1 that moves, where the score has no answer. Use"
+        " probability of exactly 0 or 1 that depends on theta, where the score does not exist. Use"
         " `estimator=sad.Alternatives()`.",
     )
 

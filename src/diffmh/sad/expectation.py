@@ -34,7 +34,7 @@ from .plan import Plan, Run
 
 
 class Expectation(Differentiable):
-    """`E[program(theta, key, *args)]`; made by `sad.expectation`."""
+    """`E[program(theta, key, *args)]`, created by `sad.expectation`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Expectation(Differentiable):
         self.estimator = Alternatives(alternatives) if estimator is None else estimator
         self.of_many = Combined(alternatives) if estimator is None else estimator
         self.num_chains = num_replicates
-        # Whether many replicates may be put together, for a report of them alone.
+        # True if replicates may be grouped: for reports, which need no single derivatives.
         self.grouped = False
         self._mesh = mesh
 
@@ -57,7 +57,7 @@ class Expectation(Differentiable):
         return f"Expectation({name}, estimator={self.of_many}, num_replicates={self.num_chains})"
 
     def __call__(self, theta, key=None, *args, **options):
-        """One run of the program, whose derivative is unbiased."""
+        """One run of the program, with an unbiased derivative."""
         run = self._admit(theta, key, args, options)
         plan = run.plan
         if plan.goes_backward or not isinstance(self.estimator, Alternatives):
@@ -74,14 +74,14 @@ class Expectation(Differentiable):
         if plan.closes_over_tracers:
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             jacobian = eqx.filter_closure_convert(jacobian, run.theta, run.key, given)
-        # Under `jax.vmap` a run is mapped as chains are: last axis, by `over_chains`.
+        # Under `jax.vmap` runs are mapped like chains: along the last axis, by `over_chains`.
         value, jacobian = (
             eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
         )
         return plan.unflatten(differentiable(value, jacobian, run.theta, run.key, given))
 
     def per_chain(self, theta, key=None, *args):
-        """The value of each replicate along a leading axis, differentiable."""
+        """The value of each replicate along a leading axis; differentiable."""
         run = self._admit(theta, key, args, {})
         plan = run.plan
         flat = self._by_surrogate(run, plan, self.of_many, self.num_chains)
@@ -100,12 +100,12 @@ class Expectation(Differentiable):
         run = self._admit(theta, key, args, {})
         if not validate.concrete(run):
             raise TypeError(
-                "`sad.run` makes a report for people and cannot be traced: use `sad.expectation`"
-                " instead."
+                "`sad.run` returns a report and cannot be traced: use `sad.expectation` instead."
             )
         plan = run.plan
 
         def advance(number: int, *_):
+            # Rounds have different keys, so their replicates are independent and may be pooled.
             keys = jax.random.split(round_key(run.key, number), self.num_chains)
             runs = Runs(run, keys, plan.goes_backward, mesh=self.mesh)
             return None, find(self.of_many, runs, self.grouped)
@@ -127,13 +127,13 @@ class Expectation(Differentiable):
         )
 
     def _reported(self, theta, key, args, course: Course, until: Until | None) -> Report:
-        # Groups need no derivative of single replicates, which a composition would ask for.
+        # Groups have no derivatives of single replicates, which a composition needs.
         alone = copy.copy(self)
         alone.grouped = True
         return super(Expectation, alone)._reported(theta, key, args, course, until)
 
     def _by_surrogate(self, run: Run, plan: Plan, estimator: Estimator, count: int):
-        """The values of replicates, replicates last; a single one has the key itself."""
+        """The values of replicates along the last axis. A single replicate uses the key itself."""
         reverse = plan.goes_backward
 
         def runs(theta, key, given):
@@ -147,13 +147,14 @@ class Expectation(Differentiable):
         def surrogate(theta, key, given):
             if compat.inside_shard_map():
                 raise NotDifferentiable(
-                    f"`sad.{type(estimator).__name__}` inside of `jax.shard_map` cannot be"
-                    " differentiated: what the devices contribute would not be added up. Share the"
-                    " replicates out by `sad.expectation(..., mesh=...)`."
+                    f"`sad.{type(estimator).__name__}` cannot be differentiated inside of"
+                    " `jax.shard_map`: the contributions of the devices would not be summed."
+                    " Distribute the replicates with `sad.expectation(..., mesh=...)`."
                 )
             return estimator.surrogate(runs(theta, key, given))
 
         given = (run.args, run.options)
+        # Tracers of an outer transformation must become inputs, so that their derivative is seen.
         if plan.closes_over_tracers:
             value = eqx.filter_closure_convert(value, run.theta, run.key, given)
             surrogate = eqx.filter_closure_convert(surrogate, run.theta, run.key, given)
@@ -170,8 +171,8 @@ def _not_finite(found: Found) -> tuple[str, ...]:
     if np.all(np.isfinite(np.asarray(found.value))):
         return ()
     return (
-        "values are not finite: a draw had a parameter out of range (a probability beyond [0, 1], a"
-        " negative rate, NaN), or the program returned such a value.",
+        "values are not finite: a parameter of a draw was out of range (a probability outside of"
+        " [0, 1], a negative rate, NaN), or the program returned such a value.",
     )
 
 
@@ -182,7 +183,7 @@ def _counted(found: Found) -> str:
 
 
 def _pooled(rounds: list[Found]) -> Found:
-    """The replicates of several rounds; what the others would have had is told of the first."""
+    """The replicates of several rounds. The other estimators are those of the first round."""
     join = lambda parts: jnp.concatenate(parts, axis=-1)
     value, slope = (join([getattr(one, name) for one in rounds]) for name in ("value", "jacobian"))
     return Found(value, slope, rounds[0].others, rounds[0].group)
@@ -190,8 +191,8 @@ def _pooled(rounds: list[Found]) -> Found:
 
 def _no_checkpoint() -> NoReturn:
     raise TypeError(
-        "`checkpoint=...` is for chains: a run of a `sad` program is too short to be interrupted."
-        " Keep the reports of several runs, with keys of their own."
+        "`checkpoint=...` is for chains: runs of a `sad` program are too short to be interrupted."
+        " Combine the reports of several runs with different keys instead."
     )
 
 
@@ -203,29 +204,29 @@ def expectation(
     num_replicates: Checked[int] = 1024,
     mesh: Checked[Mesh] | None = None,
 ) -> Expectation:
-    """`E[program(theta, key, *args)]` as a function `(theta, key, *args)`: one run of the program,
-    whose derivative is unbiased.
+    """`E[program(theta, key, *args)]` as a function of `(theta, key, *args)`: one run of the
+    program, with an unbiased derivative.
 
     **Arguments**
 
     - `program(theta, key, *args)`: plain JAX, with its discrete decisions drawn by `sad.bernoulli`,
       `sad.categorical` and so on. It returns any pytree of numbers.
-    - `estimator`: `sad.Alternatives(K)` for one run and `sad.Combined(K)` for many, if left out;
-      `sad.Score()`; `sad.Smooth()`, which is biased.
-    - `alternatives`: K, how many are followed at a time, if no estimator is given. The variance
-      falls with it and the cost grows.
-    - `num_replicates`: independent runs in `.run`, in `.per_chain` and under `diffmh.compose`,
-      where they play the part of chains.
-    - `mesh`: a `jax.sharding.Mesh` whose axis `chains` shares out these replicates over its
-      devices, of which their numbers don't depend. A call is one run, on one device.
+    - `estimator`: by default `sad.Alternatives(K)` for one run and `sad.Combined(K)` for many.
+      Others are `sad.Score()` and `sad.Smooth()`, which is biased.
+    - `alternatives`: K, the number of alternative runs followed at a time, if no estimator is
+      given. With larger K the variance falls and the cost grows.
+    - `num_replicates`: the number of independent runs in `.run`, in `.per_chain` and under
+      `diffmh.compose`, where they take the role of chains.
+    - `mesh`: a `jax.sharding.Mesh` whose axis `chains` distributes these replicates over devices.
+      Results do not depend on the number of devices. A call is one run, on one device.
 
-    **Returns** what `diffmh.expectation` returns: a function of `theta` (any pytree of floats),
-    `key` (a typed key), `args` and keyword arguments (data) to which `jax.grad`, `jax.jvp`,
-    `jax.jacobian`, `jax.vmap` and `jax.jit` apply, with `.run` for a `Report`. Its value is the
-    program's.
+    **Returns** the same kind of object as `diffmh.expectation`: a function of `theta` (any pytree
+    of floats), `key` (a typed key), `args` and keyword arguments (data). `jax.grad`, `jax.jvp`,
+    `jax.jacobian`, `jax.vmap` and `jax.jit` apply to it, and `.run` returns a `Report`. Its value
+    is that of the program.
 
-    **Refused**: whatever would make the derivative wrong, with the line of the program: see
-    `docs/sad.md`.
+    **Refused**: programs whose derivative would be wrong. The error names the line of the program;
+    see `docs/sad.md`.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -264,9 +265,9 @@ def run(
     mesh: Checked[Mesh] | None = None,
     **options: Any,
 ) -> Report:
-    """Runs `program(theta, key, *args)` with independent keys: a `Report` of the mean of its
-    results and of their derivatives, with errors, by `sad.Combined` unless another estimator is
-    named. It says what each estimator would have had. The devices of a `mesh` share the runs.
+    """Run `program(theta, key, *args)` with independent keys and return a `Report`: the mean of the
+    results and of their derivatives, with errors. The default estimator is `sad.Combined`; the
+    report also shows the error of each estimator alone. The devices of a `mesh` share the runs.
 
     >>> import jax
     >>> from diffmh import sad
@@ -287,10 +288,10 @@ def run(
 
 
 def _refuse_unknown(program: Callable[..., PyTree], options: dict[str, Any]) -> None:
-    """Options that are neither `sad.run`'s nor the program's."""
+    """Refuse options that neither `sad.run` nor the program has."""
     try:
         parameters = inspect.signature(program).parameters
-    except ValueError:  # Nothing is known of some that are not written in Python.
+    except ValueError:  # Some callables that are not written in Python have no signature.
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -298,5 +299,5 @@ def _refuse_unknown(program: Callable[..., PyTree], options: dict[str, Any]) -> 
         if name not in parameters:
             raise TypeError(
                 f"`sad.run({name}=...)` is neither an option of `sad.run` nor an argument of the"
-                " program: `progress` and `until` are those of `sad.expectation(program).run`."
+                " program. Use `sad.expectation(program).run` for `progress` and `until`."
             )

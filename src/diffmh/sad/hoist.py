@@ -1,9 +1,9 @@
-"""Random keys and bits ahead of time: all that a straight piece of program draws, from a few calls.
+"""Generate random keys and bits in advance: those of a straight piece of a program, in few calls.
 
-A program that draws 200 times in a Python loop has 200 copies of the generator, which take a
-compiler longer than all the rest. What is made of a key is the same wherever it is made, so those
-of one shape are made together, as soon as their keys are known; those within the branches of a
-conditional that are all run, too.
+A program that draws 200 times in a Python loop contains 200 copies of the generator, which take
+most of the compile time. The result of a key does not depend on where it is computed, so
+operations of the same shape are done together, as soon as their keys are known. This includes the
+branches of a conditional if all of them run.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import jax.numpy as jnp
 from ..jaxprs import compat
 from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Variable
 
-# What runs the generator.
+# Primitives that run the generator.
 _GENERATES = {"random_bits", "random_split", "random_fold_in"}
-# What takes keys from an array of them.
+# Primitives that take keys from an array of keys.
 _TAKES = {"dynamic_slice", "reshape", "slice", "split", "squeeze", "unstack"}
-# Fewer are left where they are.
+# Groups smaller than this stay where they are.
 _FEW = 4
 
 
 def lifted(program: Program, runs_all: Callable[[Equation], bool]) -> Program:
-    """The same program, with what the branches of conditionals generate from keys of the program
-    around them made there, where `runs_all` says that every branch is run.
+    """The same program with random keys and bits moved out of the branches of conditionals, where
+    their keys come from outside and `runs_all` says that every branch runs.
     """
     equations: list[Equation] = []
     for equation in program.equations:
@@ -43,11 +43,11 @@ def lifted(program: Program, runs_all: Callable[[Equation], bool]) -> Program:
 def _lifted_from(
     equation: Equation, choice: Cond, runs_all: Callable[[Equation], bool]
 ) -> list[Equation]:
-    """The equations that a conditional is made of: those of its branches that need nothing of
-    them, and itself, which takes their results.
+    """The equations that replace a conditional: those moved out of its branches, and the
+    conditional itself, which takes their results.
     """
-    # A key is a pure value: the same bits come of it wherever and whenever it is used, so moving an
-    # equation that takes only keys changes no number.
+    # A key is a pure value: it yields the same bits wherever it is used, so moving an equation that
+    # takes only keys changes no number.
     branches = [lifted(branch, runs_all) for branch in choice.branches]
     found: list[Equation] = []
     for number, branch in enumerate(branches):
@@ -68,8 +68,8 @@ def _lifted_from(
 
 
 def _taking(branch: Program, results: list[Variable]) -> Program:
-    """A branch that is given what was lifted, under names of its own: a variable has one place."""
-    # Variables are compared by identity: a copy is another variable of the same form.
+    """A branch that takes the moved results as inputs. Each variable is defined in one place."""
+    # Variables are compared by identity: a copy is another variable of the same shape and dtype.
     own = {result: dataclasses.replace(result) for result in results}
     return Program(
         inputs=(*branch.inputs, *own.values()),
@@ -97,7 +97,7 @@ def _is_known(atom: Atom, known: dict[Variable, Atom]) -> bool:
 
 
 def hoisted(program: Program) -> Program:
-    """The same program, with its keys and random bits made together."""
+    """The same program, with its keys and random bits generated together."""
     groups: dict[Any, list[Equation]] = defaultdict(list)
     for equation in program.equations:
         if equation.primitive in _GENERATES and isinstance(equation.inputs[0], Variable):
@@ -106,8 +106,8 @@ def hoisted(program: Program) -> Program:
                 (equation.primitive, shapes, str(_dtypes(equation)), compat.parameters_of(equation))
             ].append(equation)
     for group in groups.values():
-        # Of a chain of splits each waits for the one before: then one is made per round, and the
-        # rest of the group is smaller each time.
+        # In a chain of splits each waits for the one before. Then one is made per round, and the
+        # group shrinks each time.
         while len(group) >= _FEW:
             program, group = _together(program, group)
     return program
@@ -122,8 +122,8 @@ def _dtypes(equation: Equation) -> list[Any]:
 
 
 def _together(program: Program, group: list[Equation]) -> tuple[Program, list[Equation]]:
-    """The program with those of a group that do not wait for each other made by one equation, right
-    after what they need; and the others.
+    """The program in which one equation replaces those of a group that do not depend on each other,
+    right after its operands; and the rest of the group.
     """
     defined_by = {output: equation for equation in program.equations for output in equation.outputs}
     members = set(group)
@@ -152,7 +152,7 @@ def _together(program: Program, group: list[Equation]) -> tuple[Program, list[Eq
         outputs=tuple(equation.outputs[0] for equation in kept),
         _bind=bind,
     )
-    # What the group needs comes before it, in the order in which it was; all else after it.
+    # Everything that the group needs comes before it, in the original order; all else after it.
     early = [equation for equation in program.equations if equation in before]
     late = [
         equation
@@ -163,7 +163,7 @@ def _together(program: Program, group: list[Equation]) -> tuple[Program, list[Eq
 
 
 def _needed(atoms: Iterable[Atom], defined_by: dict[Variable, Equation]) -> set[Equation]:
-    """All equations that atoms depend on."""
+    """All equations on which the atoms depend."""
     found: set[Equation] = set()
     waiting = list(atoms)
     while waiting:

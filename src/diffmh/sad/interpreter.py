@@ -1,4 +1,4 @@
-"""The interpreter: a program's equations in order, each by its rule."""
+"""The interpreter: it evaluates a program's equations in order, each by its rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .values import Value, World, bank, forget, pin, prune
 
 Rule = Callable[[Analysis, World, Equation, Sequence[Value]], tuple[World, Sequence[Value]]]
 RULES: dict[str, Rule] = {}
-# In the place of a name: the rule of whatever JAX differentiates by itself.
+# Stands for a name in the table: the rule for primitives that JAX differentiates by itself.
 ANY = "any primitive"
 
 
@@ -25,17 +25,17 @@ def evaluate(
     bank_outputs: Sequence[bool],
     prune_before: int | None = None,
 ) -> tuple[World, list[Value]]:
-    """Runs a program. Outputs that `bank_outputs` marks are taken linearly.
+    """Run a program. Outputs that `bank_outputs` marks are taken linearly.
 
-    Newcomers are pruned before others may arise, before a loop or a conditional, and before
-    equation `prune_before`.
+    Newcomers are pruned before the next draw, before a loop or a conditional, and before equation
+    `prune_before`.
     """
     values = dict(zip(program.inputs, inputs, strict=True))
     last_use = _last_use(program)
     for index, equation in enumerate(program.equations):
-        # Here `values` holds what this equation or a later one reads, and nothing else: an
-        # alternative that agrees with the primal in all of it agrees for ever, and may be dropped.
-        # Newcomers in the lanes are those of one draw at most.
+        # Invariant: `values` holds exactly what this equation or a later one reads. So an
+        # alternative that agrees with the primal in all of it agrees from here on and may be
+        # dropped. The newcomers in the lanes belong to at most one draw.
         interrupts = (
             equation.control is not None or equation in analysis.branching or index == prune_before
         )
@@ -52,8 +52,8 @@ def evaluate(
         }
         after, outputs = _apply(analysis, world, equation, operands, lasting)
         if after.births is not world.births:
-            # A slot was given away: the alternative that has it now was born within the equation,
-            # and shares with the primal whatever was computed before.
+            # A slot was reassigned: its alternative was born within the equation and shares all
+            # earlier values with the primal.
             replaced = after.births != world.births
             lasting = {variable: forget(value, replaced) for variable, value in lasting.items()}
         world = after
@@ -74,14 +74,14 @@ def _apply(
     operands: Sequence[Value],
     lasting: Mapping[Variable, Value],
 ) -> tuple[World, Sequence[Value]]:
-    """One equation by its rule. Within a loop or a conditional that may drop alternatives, those
-    that differ in what lasts beyond it are pinned.
+    """Evaluate one equation by its rule. Within a loop or a conditional that may drop alternatives,
+    those that differ in a value that is read after it are pinned.
     """
     if not analysis.concerns(equation):
         primals = equation.bind(*(value.primal for value in operands))
         return world, [Value(primal) for primal in primals]
     # Inside, only the inner program's values are compared with the primal's. An alternative that
-    # agrees in those but differs in what is read later must survive: that is what pinning is for.
+    # agrees in those but differs in a value that is read later must survive, so it is pinned.
     drops = equation.control is not None and equation in analysis.branching
     within = pin(world, lasting.values()) if drops else world
     after, outputs = rule(equation, world)(analysis, within, equation, operands)
@@ -89,8 +89,8 @@ def _apply(
 
 
 def rule(equation: Equation, world: World) -> Rule:
-    """The rule of an equation that a derivative depends on. In the reverse mode JAX differentiates,
-    and what has no rule of its own is evaluated.
+    """The rule of an equation on which a derivative depends. In reverse mode JAX differentiates,
+    and equations without a rule of ours are simply evaluated.
     """
     if equation.primitive not in RULES and world.lanes.worth is not None:
         return RULES[ANY]
@@ -109,7 +109,7 @@ def _read(world: World, values: dict[Variable, Value], atom: Atom, linearly: boo
 
 
 def _last_use(program: Program) -> dict[Atom, int]:
-    # Later uses overwrite earlier ones, as equations come in order; outputs are used after all.
+    # Later uses overwrite earlier ones, as equations are in order. Outputs are used last.
     uses = {
         atom: index for index, equation in enumerate(program.equations) for atom in equation.inputs
     }

@@ -1,5 +1,5 @@
-"""Keys that are used twice: draws that share one are not independent, and a flip of one of them
-alone leads to what cannot happen.
+"""Detect keys that are used twice. Draws that share a key are not independent, so flipping only one
+of them leads to an impossible state.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BITS = "random_bits"
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The origin of a value: equal sources make equal values. `loops` are those that it
-    changes with.
+    """The origin of a value: equal sources give equal values. `loops` are the loops in which the
+    value changes.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Source:
 
 
 class Sources:
-    """Numbers for what is computed alike."""
+    """Numbers that identify values: the same computation gets the same number."""
 
     def __init__(self):
         self._numbers: dict[Any, int] = {}
@@ -54,7 +54,7 @@ class Sources:
         return self.of(("number", str(jnp.result_type(value)), str(value)), frozenset())
 
     def result(self, equation: Equation, inputs: Sequence[Source], index: int) -> Source:
-        # A value changes with a loop iff something it is made of does.
+        # A value changes with a loop iff one of its operands does.
         loops = frozenset[int]().union(*(source.loops for source in inputs))
         numbers = tuple(source.number for source in inputs)
         child = self._child(equation, numbers, index)
@@ -65,8 +65,8 @@ class Sources:
         return made
 
     def _child(self, equation: Equation, numbers: tuple[int, ...], index: int) -> Any:
-        """The i-th child of a key, of which threefry makes one alone: a split's i-th, whatever
-        their number, and the key folded with i are the same.
+        """The i-th child of a key, if the generator makes each child independently. Then the i-th
+        key of a split, whatever its length, equals the key folded with i.
         """
         if not _makes_children_alone(equation.outputs[0]):
             return None
@@ -84,7 +84,7 @@ class Sources:
         return self._of_split(taken[1][0], part.starts[0])
 
     def _of_split(self, keys: int, index: int) -> Any:
-        """The i-th of a row of keys, if they are those of a split."""
+        """The i-th of an array of keys, if they are those of a split."""
         split = self._made_by.get(keys)
         if (
             split is None
@@ -101,13 +101,13 @@ def _makes_children_alone(key: Variable) -> bool:
 
 
 def _described(equation: Equation) -> str:
-    """A description of an operation; of a slice, whether or not it spells strides of 1 out."""
+    """A description of an operation. For a slice, strides of 1 and no strides are the same."""
     part = compat.operation(equation)
     return str(part) if isinstance(part, operations.Slice) else compat.parameters_of(equation)
 
 
 def refuse_shared(analysis: Analysis, program: Program) -> None:
-    """Refuses draws that depend on theta and whose key is seen to be used again."""
+    """Raise an error if a draw that depends on theta provably shares its key with another use."""
     if analysis.branching:
         sources = Sources()
         inputs = [sources.fresh() for _ in program.inputs]
@@ -125,7 +125,7 @@ def _follow(
     loops: frozenset[int],
     uses: Uses,
 ) -> Uses:
-    """The uses of keys so far, by the key's number, after those of a program."""
+    """The uses of keys after a program, by the key's number."""
     known: dict[Atom, Source] = dict(zip(program.inputs, inputs, strict=True))
     draws = _draws_by_bits(program)
     for equation in program.equations:
@@ -133,6 +133,7 @@ def _follow(
             sources.constant(atom) if isinstance(atom, Constant) else known[atom]
             for atom in equation.inputs
         ]
+        # An inner program's results are unknown: a fresh source never equals another.
         if equation.control is not None:
             uses = _follow_inside(analysis, sources, equation, taken, loops, uses)
             known.update((output, sources.fresh(loops)) for output in equation.outputs)
@@ -141,6 +142,7 @@ def _follow(
             known[output] = sources.result(equation, taken, index)
         if equation.primitive == BITS:
             user = draws.get(equation, equation)
+            # A `vmap` over one key makes more draws than bits: its lanes share the key.
             other = uses.get(taken[0].number)
             lanes = math.prod(user.outputs[0].shape) > math.prod(equation.outputs[0].shape)
             _refuse(analysis, user, other, loops - taken[0].loops, lanes)
@@ -151,17 +153,17 @@ def _follow(
 def _follow_inside(analysis, sources, equation, taken, loops, uses) -> Uses:
     control = equation.control
     if isinstance(control, Cond):
-        # Of two branches only one is taken.
+        # Only one of the branches is taken.
         after = [
             _follow(analysis, sources, branch, taken[1:], loops, uses)
             for branch in control.branches
         ]
         return {key: user for found in (uses, *after) for key, user in found.items()}
-    # A key that does not change with the loop is used again in its next iteration.
+    # A key that does not change in the loop is used again in the next iteration.
     once = isinstance(control, Scan) and control.length < 2
     within = loops if once else loops | {id(equation)}
-    # Carried values and slices are other values in each iteration: nothing is known of them but
-    # that they change with this loop. Constants of the loop are what they are outside.
+    # All that is known of carried values and slices is that they change with this loop. Constants
+    # of the loop are the values outside.
     changing = {variable: sources.fresh(within) for variable in control.carry}
     entering = zip(equation.inputs, taken, control.edges().into, strict=True)
     given = {target: source for _, source, targets in entering for target in targets}
@@ -178,7 +180,7 @@ def _follow_inside(analysis, sources, equation, taken, loops, uses) -> Uses:
 
 
 def _draws_by_bits(program: Program) -> dict[Equation, Equation]:
-    """The draws of `sad`, by the equation that makes their random bits."""
+    """The draws of `sad`, by the equation that generates their random bits."""
     defined_by = {output: equation for equation in program.equations for output in equation.outputs}
     found = {}
     for equation in program.equations:
@@ -190,7 +192,7 @@ def _draws_by_bits(program: Program) -> dict[Equation, Equation]:
 
 
 def _bits(uniform: Atom, defined_by: Mapping[Variable, Equation]) -> Equation | None:
-    """The equation that makes a uniform's bits."""
+    """The equation that generates the bits of a uniform."""
     waiting = [uniform]
     while waiting:
         atom = waiting.pop()
@@ -209,14 +211,14 @@ def _refuse(
     loops: frozenset[int],
     lanes: bool,
 ) -> None:
-    advice = "each draw needs a key of its own, by `jax.random.split` or `jax.random.fold_in`."
+    advice = "each draw needs its own key, from `jax.random.split` or `jax.random.fold_in`."
     if other is not None and not analysis.branching.isdisjoint((user, other)):
         raise NotDifferentiable(
             f"One key is used twice, at {other.where or 'a draw'} and at {user.where or 'a draw'},"
-            f" for draws of which one depends on theta: {advice}"
+            f" and one of the draws depends on theta: {advice}"
         )
     if user in analysis.branching and (loops or lanes):
         many = "every iteration of a loop" if loops else "every lane of a `vmap`"
         raise NotDifferentiable(
-            f"One key is used for {many} by a draw that depends on theta, at {user.where}: {advice}"
+            f"One key is used in {many} by a draw that depends on theta, at {user.where}: {advice}"
         )

@@ -1,4 +1,4 @@
-"""linear: the promise that a value enters the result linearly."""
+"""linear: the declaration that a value enters the result linearly."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LINEAR = "sad_linear"
 
 
 def linear(value: PyTree) -> PyTree:
-    """`value`, which enters the program's result only linearly: it is turned into derivative here.
+    """Return `value` and declare that it enters the program's result only linearly.
 
-    The analysis finds linear use by itself; the marker makes sure of it: a use that is not linear
-    is an error that names the marker's line. Integers and booleans become floats.
+    The analysis finds most linear uses by itself; the marker guarantees it. A nonlinear use raises
+    an error that names the line of the marker. Integers and booleans become floats.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -29,7 +29,7 @@ def linear(value: PyTree) -> PyTree:
 
 
 def as_float(leaf: Array) -> Array:
-    """A real number as it is, an integer or a truth value as a float."""
+    """A float as it is; an integer or boolean as a float."""
     return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
 
 

@@ -1,8 +1,9 @@
-"""Plans: what is known of a program before it runs, found out once for each form of its arguments.
+"""Plans: everything known about a program before it runs, computed once for each form of its
+arguments.
 
-The form of a run is what `jax.jit` would compile for: the program itself, the structures of theta,
-`args` and options, the shapes and dtypes of their arrays, and everything else among them, objects
-by identity. The numbers in theta and `args`, and the key, are no part of it.
+The form is what `jax.jit` would compile for: the program, the structures of theta, `args` and
+options, the shapes and dtypes of their arrays, and all other objects by identity. The numbers in
+theta and `args`, and the key, are not part of it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from .hoist import hoisted, lifted
 from .keys import refuse_shared
 from .marker import as_float
 
-# With more parameters than this a tangent for each costs more than a run backward.
+# With more parameters than this, a tangent for each costs more than the reverse mode.
 MOST_TANGENTS = 16
-# At most this many plans are kept, the latest used.
+# At most this many plans are stored, the most recently used.
 _MOST_PLANS = 256
-# These change what a program computes from the same arguments.
+# These settings of JAX change what a program computes from the same arguments.
 _SETTINGS = (
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
@@ -52,24 +53,24 @@ class Run(eqx.Module):
     options: dict[str, Any]
 
     def at(self, theta: PyTree, key: Any = None) -> Run:
-        """The same with other parameters, and another key if given."""
+        """The same run with other parameters and, if given, another key."""
         key = self.key if key is None else key
         return dataclasses.replace(self, theta=theta, key=key)
 
     def value(self) -> Float[Array, "F"]:
-        """The result as one vector of floats, NaN if a draw was out of range."""
+        """The result as one vector of floats; NaN if a draw was out of range."""
         vector, valid = ranges.run(self.plan.acting, self.leaves)
         return ranges.nan_unless(valid, self.theta, vector)
 
     @property
     def leaves(self) -> list[Array]:
-        """The inputs of its program: the parameters, and the other arrays after them."""
+        """The inputs of the traced program: first the parameters, then the other arrays."""
         arrays = eqx.filter((self.key, self.args, self.options), eqx.is_array)
         return [jnp.asarray(leaf) for leaf in jax.tree.leaves((self.theta, arrays))]
 
     @property
     def plan(self) -> Plan:
-        """The plan of this run, shared by all runs of its form."""
+        """The plan of this run, shared by all runs of the same form."""
         form = _form(self)
         plan = _plans.pop(form, None) if form is not None else None
         if plan is None:
@@ -84,8 +85,8 @@ class Run(eqx.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Analysed:
-    """A program whose outputs are the result and whether all draws were in range, and the facts
-    that its derivative rests on.
+    """A program with two outputs, the result and True if all draws were in range, together with
+    the facts on which its derivative rests.
     """
 
     program: Program
@@ -93,25 +94,25 @@ class Analysed:
 
     @functools.cached_property
     def is_reversible(self) -> bool:
-        """True if JAX can differentiate it backward: not through a `while_loop`."""
+        """True if JAX can differentiate it in reverse, which a `while_loop` prevents."""
         return not any(isinstance(equation.control, While) for equation in self.concerned)
 
     @functools.cached_property
     def terms(self) -> Analysis:
-        """The analysis for the primal's way alone."""
+        """The analysis for the primal's path alone."""
         return by_terms(self.analysis, self.program)
 
     @property
     def concerned(self) -> Iterator[Equation]:
-        """The equations that a derivative depends on."""
+        """The equations on which a derivative depends."""
         return filter(self.analysis.concerns, every_equation(self.program))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A program of the parameters and of what else it is given. `acting` also prints what it
-    prints, and has one more output: whether all draws were in range. What only a derivative
-    needs is found out when one is asked for, and an error is raised then if it would be wrong.
+    """A program as a function of its parameters and other inputs. `acting` also performs the
+    program's prints, and has one more output: True if all draws were in range. What only a
+    derivative needs is computed on request, and errors about the derivative are raised then.
     """
 
     program: Program
@@ -135,50 +136,50 @@ class Plan:
 
     @functools.cached_property
     def by_rules(self) -> Analysed:
-        """For a derivative by rules of ours."""
+        """The program for a derivative by our own rules."""
         refusals.refuse_equations(self._facts, self.program, any_primitive=False)
         return self.by_jax
 
     @functools.cached_property
     def by_jax(self) -> Analysed:
-        """For a derivative that JAX takes of what has no rule here."""
+        """The program for a derivative that JAX takes where we have no rule."""
         facts = self._facts
-        # Refusals come before any transformation, so that they name the user's own equations.
+        # Refusals come before any transformation, so they name the user's own equations.
         refusals.refuse_equations(facts, self.program, any_primitive=True)
         refusals.refuse_jumps(facts, self.program)
         refuse_shared(facts, self.program)
         program = ranges.checked(self.program)
         program = lifted(program, lambda equation: equation.inputs[0] in facts.branched)
-        # Analysed once more: facts are about variables, and the two passes have made new ones.
-        # `hoisted` comes after, as it keeps all variables but moves equations.
+        # Analysed again: facts are about variables, and both passes have created new ones.
+        # `hoisted` comes last: it moves equations but keeps all variables.
         analysis = analyse(program, program.inputs[: self.num_leaves])
         return Analysed(hoisted(program), analysis)
 
     @functools.cached_property
     def goes_backward(self) -> bool:
-        """True if JAX goes backward: with many parameters, or where there is no other way, unless a
-        `while_loop` is in it.
+        """True if JAX differentiates in reverse: with many parameters, or if a primitive has no
+        rule of ours; never through a `while_loop`.
         """
         if self.num_parameters <= MOST_TANGENTS:
             return self._must_go_backward()
         if self.by_jax.is_reversible:
             return True
         warnings.warn(
-            "the program has a `while_loop` that depends on theta, through which JAX does not go"
-            f" backward: a tangent is carried for each of its {self.num_parameters:,} parameters."
+            "the program has a `while_loop` that depends on theta, which JAX cannot differentiate"
+            f" in reverse: a tangent is carried for each of its {self.num_parameters:,} parameters."
             " A `scan` of bounded length would be faster.",
             stacklevel=4,
         )
         return False
 
     def _must_go_backward(self) -> bool:
-        """True if a step of the program is left to JAX, and that can go backward."""
+        """True if the program has a step without a rule that JAX can differentiate in reverse."""
         if not any(map(_is_left_to_jax, every_equation(self.program))):
             return False
         try:
             return self.by_jax.is_reversible and any(map(_is_left_to_jax, self.by_jax.concerned))
         except NotDifferentiable:
-            return False  # Said when a derivative is asked for.
+            return False  # The error is raised when a derivative is requested.
 
 
 def _is_left_to_jax(equation: Equation) -> bool:
@@ -190,7 +191,7 @@ def _make(run: Run) -> Plan:
     others, static = eqx.partition((run.key, run.args, run.options), eqx.is_array)
     rest, rest_structure = jax.tree.flatten(others)
 
-    # One trace of the user's program serves the two programs and the result's form.
+    # One trace of the user's program serves both programs and the shape of the result.
     @jax.jit
     def result(*leaves):
         theta = jax.tree.unflatten(structure, leaves[: len(parameters)])
@@ -209,7 +210,7 @@ def _make(run: Run) -> Plan:
 
 
 def _unflatten(shape: PyTree) -> Callable[[Any], PyTree]:
-    """How to put a vector into the result's own form again, integers as floats."""
+    """Return the function that turns a vector into the result's structure, integers as floats."""
     if not jax.tree.leaves(shape):
         raise TypeError(f"`program` must return numbers, got {shape!r}.")
     for leaf in jax.tree.leaves(shape):
@@ -224,7 +225,7 @@ def _unflatten(shape: PyTree) -> Callable[[Any], PyTree]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Same:
-    """An object by identity, kept alive: two that look alike need not compute alike."""
+    """An object by identity, kept alive. Two objects that look alike may compute differently."""
 
     value: Any
 
@@ -239,13 +240,13 @@ _plans: dict[Any, Plan] = {}
 
 
 def forget_plans() -> None:
-    """Plans rest on the tables of primitives: whoever changes these forgets them."""
+    """Delete all plans. Call it after changing the tables of primitives, on which plans rest."""
     _plans.clear()
 
 
 def _form(run: Run) -> Any:
-    """The form that a plan depends on; `None` if that cannot be told: for objects that may change,
-    which have no hash, and inside of `jax.shard_map`, where it also depends on the mesh.
+    """The form that a plan depends on; `None` if it is unknown: for unhashable objects, which may
+    change, and inside of `jax.shard_map`, where it also depends on the mesh.
     """
     if compat.inside_shard_map():
         return None
@@ -254,8 +255,7 @@ def _form(run: Run) -> Any:
     leaves, structure = jax.tree.flatten(arrays)
     static, static_structure = jax.tree.flatten(rest)
     try:
-        # An object without a hash may change between two calls; a plan for what it was would be
-        # wrong.
+        # An unhashable object may change between two calls, which would invalidate the plan.
         hash(tuple(static))
     except TypeError:
         return None

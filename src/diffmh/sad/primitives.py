@@ -1,5 +1,5 @@
-"""A table of JAX's primitives. Whatever is not in it is refused where a
-derivative depends on it.
+"""A table of JAX's primitives. A primitive that is not in it raises an error if a derivative
+depends on it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def _names(text: str) -> set[str]:
     return set(text.split())
 
 
-# Tangent by JAX's own JVP, alternative by evaluation. Continuous functions, differentiable almost
-# everywhere.
+# Continuous and differentiable almost everywhere: tangent by JAX's own JVP, alternatives by
+# evaluation.
 SMOOTH = _names(
     "abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e broadcast_in_dim"
     " cbrt cholesky clamp complex concatenate conj"
@@ -39,19 +39,19 @@ SMOOTH = _names(
     f" unstack {LINEAR}"
 )
 
-# JAX differentiates these; without a rule of ours, that is left to it, backward.
+# JAX differentiates these. They have no rule here, so they need the reverse mode.
 BY_JAX = _names(
     "custom_vjp_call custom_vjp_call_jaxpr eig eigh householder_product qr svd tridiagonal_solve"
 )
 
-# No tangent passes: the user has said so.
+# No tangent passes, at the user's request.
 STOPPED = {"stop_gradient"}
 
-# Steps: the tangent is that of the pieces, often zero. Refused on a continuous random value: where
-# it jumps has a derivative too.
+# Steps: the tangent is that of the pieces, often zero. An error on a continuous random value, since
+# the position of its jump has a derivative too.
 JUMPS = set(STEPS)
 
-# Never differentiated; alternative by evaluation.
+# Never differentiated; alternatives by evaluation.
 LOGIC = _names("and empty2 iota is_finite not or reduce_and reduce_or reduce_xor xor")
 EVALUATED = LOGIC | _names(
     "bitcast_convert_type clz nextafter population_count random_bits random_clone random_fold_in"
@@ -59,8 +59,8 @@ EVALUATED = LOGIC | _names(
     f" shift_right_logical threefry2x32 {SAMPLE} {PROPOSE}"
 )
 
-# Linear in all operands together; in the first, the others fixed; in each, the other fixed; in
-# some, the rest fixed.
+# Linear in all operands together; in the first if the others are fixed; in each if the other is
+# fixed; in some if the rest is fixed.
 LINEAR_IN_ALL = _names(
     "add add_any broadcast_in_dim complex concatenate conj convert_element_type copy copy_p cumsum"
     " fft imag name neg optimization_barrier pad real reduce_sum"
@@ -80,8 +80,8 @@ def is_left_to_jax(name: str) -> bool:
 
 
 def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
-    """In which float operands a primitive is linear, given those that are `fixed`: the same in
-    every alternative.
+    """For each operand, True if it is a float in which the primitive is linear, given which
+    operands are `fixed`: the same in every alternative.
     """
     if not all(is_inexact(output) for output in equation.outputs):
         return [False] * len(equation.inputs)
@@ -100,21 +100,21 @@ def _linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     if name == "select_n":
         return [index > 0 and fixed[0] for index in range(count)]
     if name in LINEAR_IN_VALUES:
-        # Linear in the values together, as long as the indices are the same in every alternative.
+        # Linear in all values together if the indices are the same in every alternative.
         values = LINEAR_IN_VALUES[name]
         rest = all(fixed[index] for index in range(count) if index not in values)
         return [index in values and rest for index in range(count)]
     return [False] * count
 
 
-# Sources of random numbers whose distribution nobody knows here.
+# Sources of random numbers of unknown distribution.
 _RANDOM = _names(
     "io_callback pure_callback random_bits random_gamma random_unwrap rng_bit_generator rng_uniform"
 )
 
 
 def is_flat(equation: Equation) -> bool:
-    """True if JAX has no derivative for the primitive, or the wrong one: it has zero for the sign
+    """True if JAX has no derivative for the primitive or a wrong one: JAX returns zero for the sign
     of a complex number, `z / |z|`.
     """
     if equation.primitive == "sign":
@@ -123,8 +123,8 @@ def is_flat(equation: Equation) -> bool:
 
 
 def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
-    """True if a float result has a continuous distribution, given which operands do (random bits
-    count as such).
+    """True if a float result has a continuous distribution, given which operands have (random bits
+    count as continuous).
     """
     if equation.primitive in _RANDOM:
         return True
@@ -132,10 +132,10 @@ def continuous(equation: Equation, operands: Sequence[bool]) -> bool:
         return any(operands) or any(is_inexact(output) for output in equation.outputs)
     if equation.primitive == SAMPLE:
         return False
-    # A step takes finitely many values: its result is discrete, whatever its operand is.
+    # A step has finitely many values: its result is discrete for any operand.
     whole = not is_inexact(equation.outputs[0])
     if equation.primitive in ("rem", "convert_element_type") and whole:
-        # randint takes the remainder of random bits; a float that becomes an integer is rounded.
+        # randint takes the remainder of random bits, and converting a float to an integer rounds.
         return (
             any(operands)
             and equation.primitive == "convert_element_type"

@@ -1,4 +1,4 @@
-"""propose: a proposal of the core within a program, where alternatives propose by a coupling."""
+"""propose: use a proposal of the core in a program; alternatives propose with a coupling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROPOSE = "sad_propose"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
-    """The static half of a proposal: how its operands are put together again."""
+    """The static part of a proposal, which rebuilds it from its operands."""
 
     structure: Any
     sizes: tuple[int, ...]
@@ -40,8 +40,8 @@ class Form:
         return jax.tree.leaves(_settled(proposals.move(proposal, x, noise)))
 
     def coupling_noise(self, key, arrays, x, num_steps):
-        """The coupling's own randomness for some steps, given the proposal's and its arrays; of
-        `x` only the shapes count.
+        """The coupling's own randomness for several steps, given the proposal's noise and arrays.
+        Only the shapes of `x` are used.
         """
         structures = jax.tree.structure(self.structure.unflatten(range(self.structure.num_leaves)))
         _, array_structure, _, x_structure = structures.children()
@@ -51,7 +51,7 @@ class Form:
         )
 
     def couple(self, x_new, operands, alternative_x, coupling_noise):
-        """`y'` beside `x'`, flat."""
+        """`y'`, coupled to `x'`, as a flat list."""
         (proposal, coupling), noise, x = self.unflatten(operands)
         structure = jax.tree.structure(x)
         y, x_new = (jax.tree.unflatten(structure, leaves) for leaves in (alternative_x, x_new))
@@ -66,11 +66,11 @@ def propose(
     coupling: Checked[Coupling] | None,
     x: PyTree,
 ) -> PyTree:
-    """`x' ~ q(· | x)`. In an alternative, `y'` is drawn by the coupling beside the primal's `x'`;
-    `None` takes the proposal's best.
+    """Draw `x' ~ q(· | x)`. In an alternative run of the program, `y'` is drawn with the coupling,
+    given `x'`; `None` is the proposal's default coupling.
 
     **Refused**: a proposal that depends on theta or on a draw of the program, and a coupling that
-    makes no sense for it.
+    does not fit the proposal.
 
     >>> import jax, diffmh
     >>> from diffmh import sad
@@ -86,8 +86,8 @@ def propose(
     )
     couplings.refuse_mismatch(chosen, proposal)
     key, x = validate.typed_key(key), trees.strong(validate.state(x, "`x`"))
-    # The key is kept too: an alternative that runs on alone compares keys to know whether the noise
-    # is the primal's or its own.
+    # The key is an operand too: an alternative that continues alone in a loop compares keys to find
+    # out if the noise is the primal's or its own.
     noise = proposals.proposal_noise(proposal, jax.random.clone(key), x, 1)
     noise = jax.tree.map(lambda leaf: leaf[0], noise)
     arrays, static = eqx.partition((proposal, chosen), eqx.is_array)
@@ -98,8 +98,8 @@ def propose(
 
 
 def _settled(tree: PyTree) -> PyTree:
-    """Rounded here and now, so that every use of `x'` sees the same bits: a chain that met
-    another stays with it.
+    """Round here, so that every use of `x'` sees the same bits: two chains that met must stay
+    together.
     """
 
     def rounded(leaf):

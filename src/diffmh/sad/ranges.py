@@ -1,11 +1,10 @@
-"""Ranges: whether every draw of a program had a distribution.
+"""Ranges: check that the parameters of every draw were valid.
 
-A probability of 1.3 or a NaN among the parameters is known only when the program runs, and a draw
-is an integer, which cannot be NaN. So the program is given one more result, `valid`: false once a
-draw of the primal had parameters out of range. Whoever runs it turns its value, and with it the
-derivative, into NaN. It is carried through loops and conditionals beside the program's own values,
-and has neither a tangent nor alternatives: if an alternative leads out of range, then so do other
-runs of the program.
+A probability of 1.3 or a NaN parameter is known only when the program runs, and a draw is an
+integer, which cannot be NaN. So the program gets one more result, `valid`, which becomes False when
+a draw of the primal has parameters out of range. The caller then sets value and derivative to NaN.
+The flag is carried through loops and conditionals with the program's own values. It has neither a
+tangent nor alternatives: if an alternative leads out of range, so do other runs of the program.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .draw import SAMPLE, VALID
 
 
 def checked(program: Program) -> Program:
-    """The same program with one more output: whether all draws were in range."""
+    """The same program with one more output: True if all draws were in range."""
     start = Constant(np.ones((), bool))
     equations, valid = _checked(program, start)
     return Program(program.inputs, tuple(equations), (*program.outputs, valid))
@@ -52,10 +51,9 @@ def nan_unless(valid: Bool[Array, ""], theta: PyTree, value: Float[Array, "..."]
     a parameter is NaN.
     """
     leaves = jax.tree.leaves(theta)
-    # `slope · theta` has the derivative NaN in each parameter and, through `moving`, no value of
-    # its own.
+    # `slope · theta` has the derivative NaN in each parameter and, through `moving`, the value 0.
     known = jnp.all(jnp.stack([valid, *(~jnp.any(jnp.isnan(leaf)) for leaf in leaves)]))
-    # Not by a product with the value: compilers take `NaN · (0 or 1)` for a choice of NaN or 0.
+    # Not a product with the value: compilers may turn `NaN · (0 or 1)` into a choice of NaN or 0.
     slope = jnp.where(known, 0.0, jnp.nan)
     moves = sum(jnp.sum(slope.astype(leaf.dtype) * leaf) for leaf in leaves)
     moves = jnp.broadcast_to(moves, value.shape).astype(value.dtype)
@@ -67,7 +65,7 @@ def _flag() -> Variable:
 
 
 def _checked(program: Program, valid: Atom) -> tuple[list[Equation], Atom]:
-    """Equations that go on with `valid`, and what it is after them."""
+    """Equations that carry `valid` along, and its value after them."""
     equations: list[Equation] = []
     for equation in program.equations:
         if equation.primitive == SAMPLE:
@@ -97,7 +95,7 @@ def _check(equation: Equation, valid: Atom) -> Equation:
 
 
 def _inner(program: Program, at: int, output: int) -> Program:
-    """With the flag as an input and as an output, at these places."""
+    """The inner program with the flag as an input and an output at these positions."""
     entering = _flag()
     equations, leaving = _checked(program, entering)
     return Program(
@@ -112,11 +110,11 @@ def _inserted(atoms: Sequence[Any], at: int, atom: Any) -> tuple[Any, ...]:
 
 
 def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
-    """A loop or a conditional that carries the flag on, and the flag after it."""
+    """A loop or a conditional that carries the flag, and the flag after it."""
     after, control = _flag(), equation.control
     match control:
         case Scan():
-            # The flag is the last of the carries, so that constants and slices keep their places.
+            # The flag is the last carry, so that constants and slices keep their positions.
             first, last = control.num_constants + control.num_carry, control.num_carry
             body = _inner(control.body, first, last)
             control = dataclasses.replace(control, body=body, num_carry=last + 1)
@@ -146,14 +144,14 @@ def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
 
 
 def _refuse_condition(condition: Program) -> None:
-    """A draw there has no way to say that it was out of range, unless its parameters are known."""
+    """Refuse draws in a condition, which cannot report that they were out of range."""
     for equation in condition.equations:
         known = all(isinstance(atom, Constant) for atom in equation.inputs[1:])
         if (equation.primitive == SAMPLE and not known) or any(map(_draws, equation.inner)):
             at = f" at {equation.where}" if equation.where else ""
             raise NotDifferentiable(
-                f"A draw in the condition of a `while_loop`{at}: draw in the body, and carry the"
-                " decision to the condition."
+                f"A draw in the condition of a `while_loop`{at} is not supported: draw in the body"
+                " and carry the result to the condition."
             )
 
 

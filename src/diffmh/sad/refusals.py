@@ -1,4 +1,4 @@
-"""Refusals before a program is run, each with the line of user code and what to do."""
+"""Errors before a program runs; each names the line of user code and what to do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .propose import PROPOSE
 
 
 def refuse_equations(analysis: Analysis, program: Program, any_primitive: bool) -> None:
-    """Refuses equations whose derivative would be wrong, and, unless JAX differentiates them itself
-    (`any_primitive`), primitives without a rule.
+    """Raise an error for equations whose derivative would be wrong and, unless JAX differentiates
+    them itself (`any_primitive`), for primitives without a rule.
     """
     for equation in program.equations:
         for inner in equation.inner:
@@ -25,9 +25,9 @@ def refuse_equations(analysis: Analysis, program: Program, any_primitive: bool) 
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
             raise NotDifferentiable(
-                f"`sad.linear(value)`{_at(equation)} promises that `value` enters the result"
+                f"`sad.linear(value)`{_at(equation)} declares that `value` enters the result"
                 " linearly, but it"
-                f" doesn't{_nonlinear_use(analysis, program, equation)}: take the marker away, or"
+                f" doesn't{_nonlinear_use(analysis, program, equation)}: remove the marker, or"
                 " mark the last value that does."
             )
         if equation.control is None:
@@ -38,14 +38,14 @@ def _refuse_condition(analysis: Analysis, loop: While) -> None:
     for equation in every_equation(loop.condition):
         if equation.primitive == SAMPLE and equation in analysis.branching:
             raise NotDifferentiable(
-                "A draw whose distribution depends on theta in the condition of a"
-                f" `while_loop`{_at(equation)}: draw in the"
-                " body, and carry the decision to the condition."
+                "A draw whose distribution depends on theta is in the condition of a"
+                f" `while_loop`{_at(equation)}, which is not supported: draw in the"
+                " body and carry the result to the condition."
             )
 
 
 def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> str:
-    """Where a marked value is first used nonlinearly, if that is within the same loop."""
+    """The place where a marked value is first used nonlinearly, if within the same loop."""
     reached = set(marker.outputs)
     for equation in program.equations:
         taken = [atom in reached for atom in equation.inputs]
@@ -63,7 +63,8 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
     inside = compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
         raise NotDifferentiable(
-            f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)}: draw outside of it."
+            f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)} is not supported: draw"
+            " outside of it."
         )
     if not analysis.concerns(equation):
         return
@@ -74,30 +75,31 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
         raise NotDifferentiable(
             f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on"
             " theta or on a draw. Write"
-            " that step in other operations, or register a rule with `sad.register`."
+            " this step with other operations, or register a rule with `sad.register`."
         )
     moving = any(atom in analysis.tangent for atom in equation.inputs)
+    # Flat primitives are refused only where theta moves the operand and the result matters.
     if moving and analysis.matters.intersection(equation.outputs) and primitives.is_flat(equation):
         raise NotDifferentiable(
             f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
-            " theta. Where none is meant, say so by `jax.lax.stop_gradient`."
+            " theta. If no derivative is intended, use `jax.lax.stop_gradient`."
         )
 
 
 def refuse_jumps(analysis: Analysis, program: Program) -> None:
-    """Refuses steps of continuous random values that move, on the way to the result."""
+    """Raise an error for steps of continuous random values that depend on theta and matter."""
     stepping = frozenset(primitives.JUMPS - STEPS)
     found = jumps(program, analysis.tangent, analysis.continuous, {SAMPLE, PROPOSE}, stepping)
     for jump in found:
         at = f" at {jump.where}" if jump.where else ""
         raise NotDifferentiable(
             f"`{jump.primitive}`{at} makes a step of a continuous random value at a place that"
-            f" depends on theta, where the result {'jumps' if jump.certain else 'may jump'}: the"
-            " derivative of how often it steps would be lost. Draw the decision"
-            " itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use another sampler of"
-            " `diffmh.sad`. If the program is continuous, vouch for it:"
-            " `program = sad.continuous(program)`, or for the function that steps; where the step"
-            " does no harm, hide it by `jax.lax.stop_gradient`."
+            f" depends on theta, where the result {'jumps' if jump.certain else 'may jump'}. The"
+            " estimator cannot see a moving step, so the derivative would be wrong. Draw the"
+            " decision itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use another"
+            " sampler of `diffmh.sad`. If the program is continuous, declare it:"
+            " `program = sad.continuous(program)`, or the function that steps. If the step"
+            " does not matter, wrap it in `jax.lax.stop_gradient`."
         )
 
 
@@ -114,7 +116,7 @@ def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
             raise NotDifferentiable(
                 f"`sad.propose`{_at(equation)}: the {name} depends on"
                 f" theta{' or on a draw' * (name == 'proposal')}, which"
-                " has no rule. Propose from a distribution that is free of theta, and let the"
+                " is not supported. Use a proposal that does not depend on theta, and let the"
                 " accept decision depend on it."
             )
 

@@ -1,4 +1,4 @@
-"""register: rules for primitives of one's own."""
+"""register: rules for other primitives."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def register(
     *,
     linear: Checked[bool] = False,
 ) -> None:
-    """Says how programs may use a primitive that `sad` does not know, by its name.
+    """Declare how programs may use a primitive, given by name, that `sad` does not know.
 
-    - `"smooth"`: continuous; its tangent is by JAX's JVP, its alternatives by evaluation. With
+    - `"smooth"`: continuous. Its tangent is JAX's JVP; alternatives evaluate it. With
       `linear=True` it is linear in all of its operands together.
-    - `"jump"`: a step function; as smooth between the steps, refused on continuous random values
+    - `"jump"`: a step function. As smooth between the steps; an error on continuous random values
       that depend on theta.
-    - `"evaluated"`: never differentiated; alternatives by evaluation.
+    - `"evaluated"`: never differentiated; alternatives evaluate it.
 
-    For a distribution of one's own make a `sad.Sampler`: it needs no registration.
+    To add a distribution, create a `sad.Sampler`, which needs no registration.
 
     >>> from diffmh import sad
     >>> sad.register("my_quantiser", "jump")

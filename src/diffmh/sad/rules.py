@@ -1,4 +1,4 @@
-"""The rules of primitives without control flow."""
+"""The rules for primitives without control flow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .values import Lanes, Value, World, in_lanes, same
 def by_evaluation(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """Primal and alternatives by evaluation, the tangent by JAX's own JVP."""
+    """Primal and alternatives by evaluation, tangent by JAX's own JVP."""
     outputs = [Value(primal) for primal in equation.bind(*(value.primal for value in operands))]
     outputs = in_alternatives(world, equation.bind, operands, outputs)
     moves = equation.primitive not in primitives.STOPPED
@@ -49,8 +49,9 @@ def in_alternatives(
     operands: Sequence[Value],
     outputs: Sequence[Value],
 ) -> list[Value]:
-    """`outputs` with their values in the lanes, where the operands have such."""
+    """`outputs` with their values in the lanes, if an operand has such values."""
     known = [value.alternative.shape[0] for value in operands if value.alternative is not None]
+    # Operands may know different numbers of lanes; `in_lanes` fills the others with the primal.
     if not known:
         return list(outputs)
     still = [Value(world.still(value.primal), None, value.alternative) for value in operands]
@@ -69,8 +70,8 @@ def in_alternatives(
 def _each_lane(
     function: Callable[..., Sequence[Any]], operands: Sequence[tuple[Any, int | None]]
 ) -> Sequence[Any]:
-    """`function` over the leading axis of the operands that have it; one lane needs no `vmap`,
-    whose primitives may be slower.
+    """Map `function` over the leading axis of the operands that have it. A single lane avoids
+    `vmap`, whose primitives may be slower.
     """
     arrays, axes = zip(*operands, strict=True)
     if next(array.shape[0] for array, axis in operands if axis == 0) > 1:
@@ -91,7 +92,7 @@ def _jvp(function: Callable[..., list[Any]], points: tuple[Any, ...], direction:
 def _backward_twice(
     function: Callable[..., list[Any]], points: tuple[Any, ...], direction: Any
 ) -> list[Any]:
-    """`J v`, where only `u ↦ Jᵀu` is known: the transpose of that."""
+    """`J v` where only `u ↦ Jᵀu` is available: the transpose of that map."""
     outputs, pull = jax.vjp(function, *points)
     zeros = jax.tree.map(jnp.zeros_like, outputs)
     return jax.vjp(pull, zeros)[1](tuple(direction))[0]
@@ -103,7 +104,7 @@ def _tangents(
     operands: Sequence[Value],
     derivative: Callable[..., list[Any]],
 ) -> list[Any]:
-    """The directional derivatives along each parameter; `None` for whole numbers."""
+    """The directional derivative along each parameter; `None` for integers."""
     moving = [value.tangent is not None for value in operands]
     points = [world.still(value.primal) for value in operands]
 
@@ -120,7 +121,7 @@ def _tangents(
     ]
     along = lambda *direction: derivative(of_moving, at, direction)
     found = iter(_each_lane(along, [(direction, 0) for direction in directions]))
-    # Results that are integers have no derivative and were left out above.
+    # Integer results have no derivative and were left out above.
     kinds = jax.eval_shape(function, *points)
     return [next(found) if jnp.issubdtype(kind.dtype, jnp.inexact) else None for kind in kinds]
 
@@ -128,16 +129,16 @@ def _tangents(
 def sample(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """A draw: alternatives draw by the same uniform at their own parameters, and flips of the
-    primal's draw are newcomers.
+    """A draw. Alternatives draw with the same uniform and their own parameters; flips of the
+    primal's draw are the newcomers.
     """
     sampler = equation.params["sampler"]
     primals = [world.still(value.primal) for value in operands]
     (drawn,) = equation.bind(*primals)
 
     def redrawn(*others):
-        # Equal operands make equal draws, whatever a compiler rounds in one copy of the inversion
-        # and not in the other.
+        # Equal operands must give equal draws, even if a compiler rounds one copy of the inversion
+        # differently.
         fresh = sampler.values(*others)
         agree = [
             _by_draw(same(other, primal), fresh.ndim)
@@ -161,9 +162,9 @@ def _by_draw(equal: Any, ndim: int) -> Any:
 def _newcomers(
     world: World, sampler: Sampler, drawn: Any, operands: Sequence[Value]
 ) -> tuple[World, Any]:
-    """The flips of a draw's values that are to be followed, in lanes behind the slots."""
+    """The flips of a draw that are followed, in the lanes after the slots."""
     count = sampler.num_candidates(drawn, [value.primal for value in operands[1:]])
-    # A single candidate needs no choice: `num_uniforms` counts on it.
+    # A single candidate needs no choice and takes no uniform, as `num_uniforms` assumes.
     uniform = None
     if count > 1:
         world, uniform = world.uniform()
@@ -183,14 +184,14 @@ def _born(
     num_parameters, dtype = lanes.weight.shape[1], lanes.weight.dtype
     tangents = [value.tangents(num_parameters, dtype) for value in given]
     flipped, weight = sampler.candidates(drawn, parameters, tangents)
-    # Weights are linear in the tangents: with all parameters leading, P of them at once.
+    # Weights are linear in the tangents, so the axis of P parameters may lead.
     weight = _while_running(running, jnp.moveaxis(weight, 1, 0).astype(dtype))
     weight = weight.reshape(num_parameters, -1)
     scale, worth = lanes.scale, lanes.worth
     scale = None if scale is None else scale + jnp.sum(jnp.abs(weight), axis=1)
     chosen = _choose(weight, scale, lanes.births.shape[0], uniform)
     if worth is not None:
-        # Zeros that move as the parameters do have the weight as their derivative by JAX.
+        # Zeros that have the derivative of the parameters: JAX differentiates them to the weight.
         moved = [_zeros_that_move(value.primal)[None] for value in given]
         _, born = sampler.candidates(drawn, parameters, moved)
         born = chosen.take(_while_running(running, born).reshape(-1)) * still(chosen.factor)
@@ -201,14 +202,14 @@ def _born(
 
 
 def _zeros_that_move(parameter: Array) -> Array:
-    """Zeros, of which JAX takes the derivative."""
+    """Zeros with the derivative of `parameter`."""
     zeros = jnp.zeros_like(parameter)
     return moving(zeros, parameter) if jnp.issubdtype(zeros.dtype, jnp.inexact) else zeros
 
 
 class _Chosen(eqx.Module):
-    """The candidates that become newcomers, and by what their weights are multiplied; `None` if
-    they are all.
+    """The candidates that become newcomers, and the factors of their weights; `None` if all
+    candidates do.
     """
 
     index: Int[Array, "M"] | None
@@ -222,7 +223,7 @@ class _Chosen(eqx.Module):
         return candidates[self.index]
 
     def flip(self, drawn: Array, flipped: Array) -> Array:
-        """The draw's values, each with one flip."""
+        """The draw's values with one flip each."""
         if self.index is None:
             return flipped.reshape(-1, *drawn.shape)
         here = jnp.arange(drawn.size)[None] == (self.index % drawn.size)[:, None]
@@ -232,19 +233,19 @@ class _Chosen(eqx.Module):
 
 
 def _while_running(running: Any, weight: Any) -> Any:
-    """Alternatives are born only while the primal runs."""
+    """The weight, or 0 if the primal does not run: alternatives are born only while it does."""
     return weight if running is None else jnp.where(running, weight, 0.0)
 
 
 def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: Any) -> _Chosen:
-    """At most one newcomer for each slot, in proportion to their scores."""
+    """Choose at most one newcomer for each slot, with probability proportional to their scores."""
     count = weight.shape[1]
     if count <= 1:
         return _Chosen(None, jnp.ones(count, weight.dtype))
     if num_slots == 1:
         picked = algebra.pick(weight, uniform, jnp.zeros((), weight.dtype), scale)
         score = algebra.norm(trees.entry(weight.T, picked.index), scale)
-        # A derivative that is not a number must be seen, also if what was picked has no weight.
+        # A NaN derivative must not disappear, even if the chosen candidate has weight 0.
         none = (score == 0) & ~jnp.isnan(picked.score)
         factor = jnp.where(none, 0.0, picked.score / jnp.where(score == 0, 1.0, score))
         return _Chosen(picked.index[None], factor[None])
@@ -256,14 +257,14 @@ def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: An
 def valid(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """The flag of ranges, which the primal's draws alone decide."""
+    """The flag of `ranges`, which depends on the primal's draws alone."""
     return world, [Value(primal) for primal in equation.bind(*(v.primal for v in operands))]
 
 
 def propose(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
-    """A proposal: alternatives propose by the coupling beside the primal."""
+    """A proposal. Alternatives propose with the coupling, given the primal's proposal."""
     form, batches = equation.params["form"], equation.params["batches"]
     primals = [world.still(value.primal) for value in operands]
     proposed = equation.bind(*primals)
@@ -283,7 +284,7 @@ def propose(
         coupled = form.couple(x_new, operands, others[state_at:], noise)
         if key_is_shared:
             return coupled
-        # An alternative that runs on in a loop that the primal has left has noise of its own.
+        # An alternative that continues in a loop that the primal has left has its own noise.
         together, alone = same(operands[0], others[0]), form.propose(*others)
         return [jnp.where(together, a, b) for a, b in zip(coupled, alone, strict=True)]
 
@@ -299,8 +300,8 @@ def propose(
 
 
 def noise_of_coupling(equation: Equation, key: Any, arrays: Sequence[Any], num_steps: int) -> Any:
-    """The randomness of a coupling for `num_steps` runs of the equation that proposes, each of
-    as many batches as it has.
+    """The randomness of a coupling for `num_steps` evaluations of the equation, each with as many
+    batches as it has.
     """
     form, batches = equation.params["form"], equation.params["batches"]
     states = equation.outputs

@@ -1,5 +1,5 @@
-"""Samplers: what a program draws from. Each checks its arguments and draws from one of the
-distributions.
+"""Samplers: the functions with which a program draws. Each checks its arguments and draws from one
+of the distributions.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from .draw import sample
 def bernoulli(
     key: Checked[Key[Array, ""]], p: Checked[Float[ArrayLike, "..."]]
 ) -> Bool[Array, "..."]:
-    """True with probability `p`; an array of `p` makes that many independent draws.
+    """True with probability `p`. An array of `p` gives an array of independent draws.
 
     Flip weights `−dp` from True and `+dp` from False.
 
-    **Refused**: `p` outside of [0, 1]. As for all samplers, a parameter out of range that is known
-    only when a compiled program runs makes the value and the derivative of that run NaN.
+    **Refused**: `p` outside of [0, 1]. As for all samplers, if a parameter is found to be out of
+    range only when a compiled program runs, the value and derivative of that run are NaN.
 
     >>> import jax
     >>> from diffmh import sad
@@ -63,10 +63,10 @@ def categorical(
     """An index with probability `softmax(logits)`, or in proportion to `probs`, over the last axis.
 
     Flip weights `λ_j − λ_i`, of least second moment among flips between any two categories.
-    `probs` may be zero, and are divided by their sum; logits may be −∞.
+    `probs` may contain zeros and are divided by their sum; logits may be −∞.
 
-    **Refused**: both or none of `logits` and `probs`; no categories; logits that are NaN or +∞,
-    negative `probs`, and those that leave no category.
+    **Refused**: both or none of `logits` and `probs`; no categories; logits that are NaN or +∞;
+    negative `probs`; logits or `probs` that leave no category possible.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -95,8 +95,8 @@ def uniform_int(
 ) -> Int[Array, "..."]:
     """An integer `low ≤ x < high`, each with the same probability.
 
-    Its bounds may be draws: an alternative has bounds of its own and draws by the same random bits.
-    There is no derivative with respect to integers, so nothing is flipped here.
+    The bounds may be draws: an alternative draws between its own bounds with the same random bits.
+    Integers have no derivative, so nothing is flipped here.
 
     **Refused**: bounds that are not integers; no integer between them.
 
@@ -114,8 +114,8 @@ def uniform_int(
     shape = jnp.broadcast_shapes(low.shape, high.shape)
     dtype = jnp.promote_types(low.dtype, high.dtype)
     wide = jnp.uint64 if jnp.iinfo(dtype).bits > 32 else jnp.uint32
-    # Twice as many random bits as the integers have: a range that does not divide 2ⁿ is uneven by
-    # less than 2⁻ⁿ.
+    # Twice as many random bits as the integers have, so that the probabilities in a range that does
+    # not divide 2ⁿ differ by less than 2⁻ⁿ.
     bits = jax.random.bits(validate.typed_key(key), (2, *shape), wide)
     low, high = (jnp.broadcast_to(bound.astype(dtype), shape) for bound in (low, high))
     return sample(bits[0], low, high, bits[1], sampler=UNIFORM_INT)[0]
@@ -126,11 +126,11 @@ def negative_binomial(
     r: Checked[Int[ArrayLike, "..."]],
     p: Checked[Float[ArrayLike, "..."]],
 ) -> Int[Array, "..."]:
-    """The failures before the `r`-th success, trials of probability `p`.
+    """The number of failures before the `r`-th success, in trials of probability `p`.
 
     Flip weights `∓ dp (k+r)(k+1) / (p (k+1+(k+r)(1−p)))` between k and k+1.
 
-    **Refused**: a negative `r`; `p` outside of (0, 1], or so small that the draw may be beyond
+    **Refused**: a negative `r`; `p` outside of (0, 1], or so small that the draw may exceed
     2³¹.
 
     >>> import jax
@@ -147,10 +147,10 @@ def multinomial(
     n: Checked[Int[ArrayLike, "..."]],
     probs: Checked[Float[ArrayLike, "... c"]],
 ) -> Int[Array, "... c"]:
-    """How often each category comes in `n` trials: binomial draws, category by category, of those
-    that are left. `probs` are divided by their sum.
+    """The number of times each category occurs in `n` trials. Drawn category by category as
+    binomials of the remaining trials. `probs` are divided by their sum.
 
-    **Refused**: a negative `n`; negative `probs`, and those that leave no category.
+    **Refused**: a negative `n`; negative `probs`; `probs` that leave no category possible.
 
     >>> import jax, jax.numpy as jnp
     >>> from diffmh import sad
@@ -168,13 +168,13 @@ def multinomial(
         raise ValueError(
             f"`sad.multinomial(n=...)` of shape {n.shape} does not fit {p.shape[:-1]}."
         )
-    # N_i given those before it is binomial, of the trials that are left and with the share p_i /
-    # Σ_{j ≥ i} p_j. Summed from the end, so that small shares at the end keep their digits.
+    # Given the counts before it, N_i is binomial with the trials that are left and probability
+    # p_i / Σ_{j ≥ i} p_j. Summed from the end, so that small probabilities there keep their digits.
     rest = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1)
-    # Where nothing is left nothing is drawn, whatever the share.
+    # If no probability is left, no trial is left either, and the share is arbitrary.
     some = jax.lax.stop_gradient(rest) > 0
     share = jnp.where(some, p / jnp.where(some, rest, 1.0), 0.0)
-    # Of probabilities out of range no draw is in range.
+    # With `probs` out of range, n = −1 puts every binomial draw out of range.
     left = jnp.where(WEIGHTS.holds(jax.lax.stop_gradient(p)), n.astype(jnp.int32), -1)
     count = max(p.shape[-1] - 1, 1)
     keys = jax.random.split(validate.typed_key(key), p.shape[-1])
@@ -218,10 +218,10 @@ def poisson(
 ) -> Int[Array, "..."]:
     """A Poisson draw of mean `rate`.
 
-    Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1, or with `flips="one-sided"` `dλ` from k to
-    k+1 alone: no variance on what is linear in the draw, more on what is not.
+    Flip weights `± dλ (k+1)/(k+1+λ)` between k and k+1; with `flips="one-sided"`, `dλ` from k to
+    k+1 only: no variance for results that are linear in the draw, more for others.
 
-    **Refused**: a rate below 0 or beyond 2³⁰, of which an int32 might not hold the draw.
+    **Refused**: a rate below 0 or above 2³⁰, for which the draw may not fit an int32.
 
     >>> import jax
     >>> from diffmh import sad
@@ -240,10 +240,10 @@ def geometric(
 ) -> Int[Array, "..."]:
     """The number of trials up to the first success, 1, 2, …, as `jax.random.geometric`.
 
-    Flip weights `∓ dp k / (p(2−p))` between k and k+1, or with `flips="one-sided"` `−dp k / p` from
-    k to k+1 alone, of a smaller variance on what is linear in the draw.
+    Flip weights `∓ dp k / (p(2−p))` between k and k+1; with `flips="one-sided"`, `−dp k / p` from
+    k to k+1 only, with a smaller variance for results that are linear in the draw.
 
-    **Refused**: `p` outside of (0, 1], and below 2⁻²⁵: an int32 might not hold the draw.
+    **Refused**: `p` outside of (0, 1] or below 2⁻²⁵, for which the draw may not fit an int32.
 
     >>> import jax
     >>> from diffmh import sad
@@ -276,7 +276,7 @@ def _integer(parameter: Any, where: str, name: str, range_: Range | None = None)
 
 
 def _refuse(array: Array, where: str, name: str, range_: Range | None) -> Array:
-    """The array, if it is in range as far as can be seen."""
+    """The array, after checking its range if its values are known."""
     if range_ is None or not validate.concrete(array):
         return array
     known = np.asarray(array)

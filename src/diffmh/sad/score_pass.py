@@ -1,11 +1,10 @@
-"""Replay: a program with its draws held fixed, as a plain JAX function.
+"""The score pass: a program with its draws held fixed, as a plain JAX function.
 
-Its derivative by JAX is that of the program's own path. Beside it there are two ways to account for
-the draws. The *score*: the derivative of the log probability of the draws, of which a term of the
-result is due only what was drawn before it, `(x − b) log P(draws so far)` with a baseline b: the
-term's *credit*. Or a draw passes on the derivative of its mean, as if it were that (`smooth`).
-Whole numbers that depend on draws then have a *shadow*: a float of the same value through which
-JAX differentiates.
+Its derivative by JAX is that of the program along its own path. There are two ways to account for
+the draws. With the *score*, each term x of the result gets a *credit* for the draws before it,
+`(x − b) log P(draws so far)` with a baseline b, whose derivative is added to the estimate. With
+`smooth`, a draw passes on the derivative of its mean, as if it were its mean. Then integers that
+depend on draws have a *shadow*: a float of the same value through which JAX differentiates.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from .draw import SAMPLE
 
 
 class Held(eqx.Module):
-    """A value of the program; its shadow, if it is a whole number that has one; and what it is
-    credited with, if it enters the result linearly: only the derivative of that counts.
+    """A value of the program; its shadow, if it is an integer that has one; and its credit, if it
+    enters the result linearly. Only the derivative of the credit is used.
     """
 
     primal: Any
@@ -41,8 +40,8 @@ class Held(eqx.Module):
 
 
 class Replayed(eqx.Module):
-    """A program's results with its draws held fixed, what they are credited with, and the log
-    probability of the draws.
+    """A program's results with its draws held fixed, their credits, and the log probability of the
+    draws.
     """
 
     outputs: list[Any]
@@ -56,10 +55,11 @@ def replay(
     inputs: Sequence[Any],
     baseline: Callable[[Array], Array],
 ) -> Replayed:
-    """Runs a program with its draws held fixed, and credits the terms of its real results; the
-    analysis is that of the primal's way alone (`by_terms`).
+    """Run a program with its draws held fixed, and credit the terms of its float results. The
+    analysis must be that of the primal's path alone (`by_terms`).
     """
     player = Player(analysis, None, baseline)
+    # Only float outputs are terms of the result; integers have no credit.
     held = [Held(value) for value in inputs]
     real = [
         isinstance(atom, Variable) and jnp.issubdtype(atom.dtype, jnp.floating)
@@ -71,7 +71,7 @@ def replay(
 
 
 def smoothed(analysis: Analysis, program: Program, inputs: Sequence[Any]) -> list[Any]:
-    """A program's results, whose draws pass on the derivative of their mean."""
+    """A program's results, where each draw passes on the derivative of its mean."""
     player = Player(analysis, frozenset(_shadowed(program)), None)
     held, nothing = [Held(value) for value in inputs], [False] * len(program.outputs)
     return [one.primal for one in player.run(program, jnp.zeros(()), held, nothing)[1]]
@@ -83,8 +83,8 @@ def _no_credit(primal: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """Runs programs. `shadowed` are the variables that have a shadow, `None` where no draw passes
-    anything on; `baseline` is of a term, `None` where there are no credits.
+    """Runs programs. `shadowed` are the variables that have a shadow, `None` without smoothing;
+    `baseline` returns the baseline of a term, `None` if there are no credits.
     """
 
     analysis: Analysis
@@ -94,12 +94,12 @@ class Player:
     def run(
         self, program: Program, log_prob: Any, inputs: Sequence[Held], linearly: Sequence[bool]
     ) -> tuple[Any, list[Held]]:
-        """The log probability so far, and the outputs, of which some are taken linearly."""
+        """The log probability so far, and the outputs. Some of them are taken linearly."""
         values: dict[Atom, Held] = dict(zip(program.inputs, inputs, strict=True))
         waiting, added_up = list(program.inputs), _added_up(program)
         for equation in program.equations:
             if equation.control is not None or equation in self.analysis.branching:
-                # Credits are given as late as possible: sums have fewer than their terms.
+                # Credit as late as possible: there are fewer sums than terms.
                 self.credit_waiting(values, waiting, log_prob)
                 waiting = []
             flags = self.analysis.banks(equation)
@@ -123,7 +123,7 @@ class Player:
     def credit_waiting(
         self, values: dict[Atom, Held], waiting: Sequence[Variable], log_prob: Any
     ) -> None:
-        """Credits what is used linearly with what was drawn so far."""
+        """Credit the values that are used linearly, for the draws so far."""
         for variable in waiting:
             if variable in self.analysis.linear:
                 values[variable] = self.credited(variable, values[variable], log_prob)
@@ -131,15 +131,15 @@ class Player:
     def all_credited(
         self, atoms: Sequence[Atom], values: list[Held], linearly: Sequence[bool], log_prob: Any
     ) -> list[Held]:
-        """Values with credits, where they are taken linearly."""
+        """Values with credits, if they are taken linearly."""
         return [
             self.credited(atom, held, log_prob) if flag else held
             for atom, held, flag in zip(atoms, values, linearly, strict=True)
         ]
 
     def credited(self, atom: Atom, held: Held, log_prob: Any) -> Held:
-        """With `(x − b) log P`, where b does not depend on the replicate's own draws; if draws
-        changed it, and it has none.
+        """Add the credit `(x − b) log P`, where b does not depend on the replicate's own draws, if
+        the value depends on draws and has no credit yet.
         """
         if self.baseline is None or atom not in self.analysis.branched or held.credit is not None:
             return held
@@ -169,19 +169,19 @@ class Player:
 
     def sample(self, equation: Equation, log_prob: Any, operands: list[Held]) -> Any:
         sampler, primals = equation.params["sampler"], [held.primal for held in operands]
-        # Held fixed: the derivative of log P is taken at the outcome, ∂E[x] = E[∂x + x ∂ log P].
+        # Draws are held fixed; log P is differentiated at the outcome: ∂E[x] = E[∂x + x ∂ log P].
         drawn = jax.lax.stop_gradient(equation.bind(*map(jax.lax.stop_gradient, primals))[0])
         if self.shadowed is not None:
             given = [held.primal if held.shadow is None else held.shadow for held in operands[1:]]
             mean = sampler.means(drawn.shape, *given)
             return log_prob, [Held(drawn, moving(drawn.astype(mean.dtype), mean))]
-        # Other draws have no derivative: their log probability is a constant of theta.
+        # Other draws do not depend on theta: their log probability has no derivative.
         if equation in self.analysis.branching:
             log_prob = log_prob + jnp.sum(sampler.log_probs(drawn, *primals[1:]))
         return log_prob, [Held(drawn)]
 
     def like(self, variables: Sequence[Variable], values: Sequence[Held]) -> list[Held]:
-        """Values with the shadows and credits that are foreseen for `variables`."""
+        """Values with the shadows and credits that the analysis determined for `variables`."""
         shadowed = self.shadowed or frozenset()
         return [
             Held(
@@ -226,7 +226,7 @@ class Player:
             ]
             return (log_prob, values, totals), ys
 
-        # What is only added up later has its credits added up here: they need not be kept.
+        # The credits of values that are only summed later are summed here, to save memory.
         empty = [
             jnp.zeros(variable.shape[1:], variable.dtype) if variable in added_up else None
             for variable in stacked
@@ -253,6 +253,7 @@ class Player:
     ) -> Any:
         for_condition, for_body, start = loop.parts(operands)
 
+        # No operand of a `while_loop` is linear (`by_terms`), so nothing is credited inside.
         def goes_on(carried):
             _, (condition,) = self.run(loop.condition, 0.0, [*for_condition, *carried[1]], [False])
             return condition.primal
@@ -270,8 +271,8 @@ class Player:
         def taken(branch):
             def run(inputs):
                 after, outputs = self.run(branch, log_prob, inputs, nothing)
-                # By `by_terms` nothing goes through a conditional linearly, so there are no credits
-                # to pass on.
+                # By `by_terms` no operand of a conditional is linear, so there are no credits to
+                # pass on.
                 outputs = self.like(equation.outputs, outputs)
                 return after, [Held(held.primal, held.shadow) for held in outputs]
 
@@ -284,16 +285,15 @@ class Player:
 def _passed_on(
     equation: Equation, operands: Sequence[Held], flags: Sequence[bool], outputs: Sequence[Held]
 ) -> list[Held]:
-    """The same linear function of the credits."""
+    """Apply the same linear function to the credits."""
 
     def moving(held: Held, flag: bool) -> Any:
         if not flag:
             return jax.lax.stop_gradient(held.primal)
         return _no_credit(held.primal) if held.credit is None else held.credit
 
-    # A linear function of the flagged operands with the others fixed: applied to credits, which are
-    # of the same form, it gives the credit of the result. Operands that are not flagged are data
-    # and must not move.
+    # The function is linear in the flagged operands if the others are fixed. Applied to their
+    # credits, it gives the credit of the result. The other operands are data without derivative.
     credits = equation.bind(*(moving(*one) for one in zip(operands, flags, strict=True)))
     return [
         Held(held.primal, held.shadow, credit)
@@ -304,7 +304,7 @@ def _passed_on(
 def _added_up(program: Program) -> set[Atom]:
     """The variables whose only use is a sum over their first axis."""
     uses: dict[Atom, int] = {}
-    # Counted with the program's outputs: a value that leaves the program is used once more.
+    # The outputs count as uses: a value that leaves the program is used once more.
     for atom in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
         uses[atom] = uses.get(atom, 0) + 1
     return {
@@ -318,7 +318,7 @@ def _bound(equation: Equation, operands: Sequence[Held]) -> list[Held]:
     return [Held(result) for result in equation.bind(*(held.primal for held in operands))]
 
 
-# What passes shadows on, by the operands that are data; the others say where.
+# Primitives that pass shadows on, with the operands that are data; the other operands are indices.
 _ALL = (
     "add sub mul neg reduce_sum cumsum convert_element_type broadcast_in_dim reshape squeeze slice"
     " concatenate transpose rev pad max min dot_general integer_pow abs copy reduce_max reduce_min"
@@ -340,7 +340,7 @@ _LOGIC: dict[str, Callable[..., Any]] = {
 
 
 def _passes(equation: Equation, moving: Sequence[bool]) -> bool:
-    """True if shadows of operands make shadows of results."""
+    """True if the results have shadows when the `moving` operands have."""
     name = equation.primitive
     if name in _LOGIC:
         return all(output.dtype == jnp.bool_ for output in equation.outputs)
@@ -355,7 +355,7 @@ def _passes(equation: Equation, moving: Sequence[bool]) -> bool:
 def _with_shadows(
     equation: Equation, operands: Sequence[Held], outputs: Sequence[Held]
 ) -> list[Held]:
-    """Results with shadows, as if whole numbers were real; floats take up the derivative."""
+    """Results with shadows, as if integers were floats; floats get the derivative directly."""
     if not _passes(equation, [held.shadow is not None for held in operands]):
         return list(outputs)
     if equation.primitive == "select_n":
@@ -399,7 +399,7 @@ def _selected(operands: Sequence[Held]) -> Any:
 
 
 def _shadowed(program: Program) -> set[Variable]:
-    """The whole numbers that have a shadow: draws, and what they pass it on to."""
+    """The integers that have a shadow: draws, and everything to which they pass it on."""
     found: set[Variable] = set()
     until_stable(functools.partial(_spread, found, program), (found,))
     return found

@@ -1,11 +1,10 @@
 """The alternatives of a running program.
 
-Beside its primal a value has, where it needs them, a tangent and its values in the *lanes*. The
-first K lanes are the slots, whose alternatives are followed; behind them are, for a while, the
-newcomers that the latest draw gave rise to. They stay until it is known what became of the draw;
-then the alternatives that agree with the primal in every value that still matters are dropped, and
-those that are left are thinned to K. Which of these a value has is known when the program is
-traced: without them it costs nothing.
+A value has a primal and, if needed, a tangent and its values in the *lanes*. The first K lanes are
+the slots: the alternatives that are followed. The lanes after them hold, for a while, the
+newcomers from the latest draw. They stay until the effect of the draw is known. Then alternatives
+that agree with the primal in every value that is still used are dropped, and the rest is thinned
+to K. The parts of a value are known when the program is traced, so a missing part costs nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from ..core.values import Value as Value
 from ..fast.apart import jit_apart
 from . import thinning
 
-# Beyond about as many draws, in a program or in an iteration of a loop, each is compiled apart.
+# With more draws than this, in a program or in an iteration of a loop, each is compiled separately.
 _MANY_UNIFORMS = 8
 
 
 class Lanes(eqx.Module):
     """The state of the alternatives, which is carried through loops.
 
-    A value that was computed when slot k had been given away `births[k]` times belongs to today's
-    alternative iff the count is still the same. `pinned` is that count wherever something outside
-    of the running loop differs in the alternative, else −1; `None` where nothing can. `scale` adds
-    up what weights were born so far, parameter by parameter, so that scores measure each in its own
-    units; one parameter needs none. `worth` are zeros whose derivative by JAX is the weight, in the
-    reverse mode, where `weight` is known along some probing directions only.
+    `births[k]` counts how often slot k was reassigned. A value belongs to the current alternative
+    iff the count was the same when the value was computed. `pinned` is that count where a value
+    outside of the running loop differs in the alternative, else −1; `None` if none can. `scale`
+    sums the weights born so far for each parameter, so that scores measure each parameter in its
+    own units; a single parameter has none. In the reverse mode, `worth` are zeros whose derivative
+    by JAX is the weight, and `weight` is known along the probing directions only.
     """
 
     weight: Float[Array, "L P"]
@@ -52,9 +51,9 @@ class Lanes(eqx.Module):
 class World:
     """The state of a running program beside its values.
 
-    `running` says whether the primal runs, where it may have left a loop that alternatives have
-    not. `uniforms` are for pruning, and `coupling_noise` holds what the equations that propose have
-    had drawn ahead of a loop.
+    `running` is False if the primal has left a loop in which alternatives continue. `uniforms` are
+    for pruning. `coupling_noise` holds the noise of proposals that was drawn in advance for a
+    loop.
     """
 
     lanes: Lanes
@@ -87,8 +86,8 @@ class World:
 
     @property
     def is_long(self) -> bool:
-        """True if so many draws follow each other, loops aside, that compiling them together
-        would take too long.
+        """True if there are so many draws, loops excluded, that compiling them together would take
+        too long.
         """
         return self.uniforms.shape[0] > _MANY_UNIFORMS
 
@@ -103,7 +102,7 @@ class World:
         return self.replace(lanes=dataclasses.replace(self.lanes, **changes))
 
     def uniform(self) -> tuple[World, Float[Array, ""]]:
-        """A uniform that the program itself has no part in."""
+        """A uniform that is independent of the program's own randomness."""
         assert self.taken < self.uniforms.shape[0], "more uniforms were taken than foreseen"
         return self.replace(taken=self.taken + 1), self.uniforms[self.taken]
 
@@ -112,7 +111,7 @@ class World:
         return self.replace(spawned=self.spawned + 1), jax.random.fold_in(self.key, self.spawned)
 
     def still(self, array: Any) -> Any:
-        """Without the derivative that JAX takes in the reverse mode."""
+        """The array without the derivative that JAX takes in the reverse mode."""
         return array if self.lanes.worth is None else jax.lax.stop_gradient(array)
 
 
@@ -124,10 +123,10 @@ def no_alternatives(
     num_uniforms: int,
     reverse: bool = False,
 ) -> World:
-    """The world at the start of a program."""
+    """The world at the start of a program, without alternatives."""
     key_uniforms, key_inner = jax.random.split(key)
     lanes = Lanes(
-        # A slot without weight is empty: whatever value it holds adds nothing to a derivative.
+        # A slot of weight 0 is empty: its values contribute nothing to a derivative.
         weight=jnp.zeros((num_slots, num_parameters), dtype),
         births=jnp.zeros(num_slots, jnp.int32),
         pinned=None,
@@ -138,31 +137,31 @@ def no_alternatives(
 
 
 def in_lanes(value: Value, num_lanes: int) -> Any:
-    """A value in the first lanes; in those that it knows nothing of it is the primal's."""
+    """A value in the first lanes. Where it has no entry, it is the primal's."""
     repeated = lambda count: jnp.broadcast_to(value.primal, (count, *jnp.shape(value.primal)))
     if value.alternative is None:
         return repeated(num_lanes)
-    # A value computed before the latest draw has no entries for its newcomers, which share the past
-    # with the primal.
+    # A value computed before the latest draw has no entries for the newcomers, which share their
+    # past with the primal.
     missing = num_lanes - value.alternative.shape[0]
     return jnp.concatenate([value.alternative, repeated(missing)]) if missing else value.alternative
 
 
 def bank(world: World, value: Value) -> Value:
-    """A value that enters the result linearly, turned into derivative: `ẋ + Σ_k W_k (x_k − x)`,
-    and no alternative any more.
+    """Turn the alternatives of a value that enters the result linearly into a derivative:
+    `ẋ + Σ_k W_k (x_k − x)`.
     """
     if value.alternative is None:
         return value
-    # E[Σ_k W_k (x_k − x)] is what the decisions so far add to ∂E[x]. A linear function of x
-    # commutes with the expectation, so that the sum may be taken here instead of at the result.
+    # E[Σ_k W_k (x_k − x)] is the contribution of the decisions so far to ∂E[x]. A linear function
+    # of x commutes with the expectation, so the sum may be taken here instead of at the result.
     difference = value.alternative - world.still(value.primal)[None]
     return add_difference(world, Value(value.primal, value.tangent), difference)
 
 
 def add_difference(world: World, value: Value, difference: Any) -> Value:
-    """A value whose derivative takes up the differences of alternatives, `Σ_k W_k ⊗ difference_k`;
-    in the reverse mode JAX sees it in the primal.
+    """Add the differences of alternatives, `Σ_k W_k ⊗ difference_k`, to the derivative of a value.
+    In the reverse mode JAX sees them through the primal.
     """
     count = difference.shape[0]
     weight, alive = world.weight[:count], world.alive[:count]
@@ -171,8 +170,8 @@ def add_difference(world: World, value: Value, difference: Any) -> Value:
     primal = value.primal
     if world.lanes.worth is not None:
         # `worth` is 0 and its derivative is the weight: `primal + Σ worth · difference` has the
-        # primal's value, and Σ W · difference for its derivative. The differences themselves must
-        # not move, or their own derivative times 0 would be traced for nothing.
+        # primal's value and the derivative Σ W · difference. The differences are held fixed:
+        # otherwise JAX would trace their derivative, only to multiply it with 0.
         worth = world.lanes.worth[:count, None]
         moved = algebra.weighted(worth, alive, world.still(difference))[0]
         primal = moving(primal, moved.astype(primal.dtype))
@@ -180,15 +179,15 @@ def add_difference(world: World, value: Value, difference: Any) -> Value:
 
 
 def prune(world: World, values: dict[Any, Value]) -> tuple[World, dict[Any, Value]]:
-    """Drops the alternatives that met the primal in all of `values`, which still matter, and thins
-    the others to as many as there are slots.
+    """Drop the alternatives that agree with the primal in all of `values`, which are those still
+    used, and thin the rest to the number of slots.
     """
     branched = {name: value for name, value in values.items() if value.alternative is not None}
     plain = [Value(value.primal, None, value.alternative) for value in branched.values()]
     if world.num_lanes == world.num_slots:
         return world.replace(lanes=_dropped(world.lanes, plain)), values
-    # One uniform per pruning, of the pruning's own: thinning is unbiased given all values, so the
-    # program's randomness must not enter.
+    # Each pruning has its own uniform: thinning is unbiased given all values, so the uniform must
+    # be independent of the program's randomness.
     world, uniform = world.uniform()
     lanes, slots = _pruned(world.lanes, plain, uniform, apart=world.is_long)
     after = {
@@ -210,16 +209,16 @@ def _pruned(
     worth = lanes.worth
     if worth is not None:
         worth = kept.take(worth) * jax.lax.stop_gradient(kept.factor).astype(worth.dtype)
-    # A slot that is given away counts one birth more: values of the old alternative know by that
-    # count that they are no longer its.
+    # The count of a reassigned slot grows by one. Values of the old alternative are recognised by
+    # their older count.
     births = lanes.births + kept.replaced
     after = dataclasses.replace(lanes, weight=weight, births=births, worth=worth)
     return after, [kept.take(in_lanes(value, num_lanes)) for value in values]
 
 
 def drop_recoupled(world: World, values: Iterable[Value]) -> World:
-    """Alternatives that agree with the primal in everything that still matters will do so for
-    ever: their weight becomes 0.
+    """Set the weight to 0 for alternatives that agree with the primal in everything that is still
+    used: they will agree from here on.
     """
     branched = [Value(v.primal, None, v.alternative) for v in values if v.alternative is not None]
     return world.replace(lanes=_dropped(world.lanes, branched))
@@ -227,9 +226,9 @@ def drop_recoupled(world: World, values: Iterable[Value]) -> World:
 
 def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
-    # Alive iff something that still matters differs, here or, where it is pinned, outside.
+    # Alive iff a value that is still used differs, here or, if pinned, outside of the loop.
     differs = [differs_in_lanes(value, num_lanes) for value in values]
-    # Newcomers (behind the slots) are never pinned: they were born after the loop was entered.
+    # Newcomers (after the slots) are never pinned: they were born after the loop was entered.
     if lanes.pinned is not None:
         differs.append(_pad(lanes.pinned == lanes.births, num_lanes - num_slots))
     alive = functools.reduce(jnp.logical_or, differs) if differs else jnp.zeros(num_lanes, bool)
@@ -241,11 +240,11 @@ def _pad(flags: Bool[Array, "n"], count: int) -> Bool[Array, "L"]:
 
 
 def pin(world: World, values: Iterable[Value]) -> World:
-    """The world within a loop, outside of which `values` still matter."""
+    """The world within a loop after which `values` are still used."""
     branched = [value for value in values if value.alternative is not None]
     if not branched:
         return world
-    # By the birth count, not by a flag: whoever gets the slot later is not pinned by it.
+    # Pinned by the birth count, not by a flag: the next alternative in the slot is not pinned.
     differs = [differs_in_lanes(value, world.num_slots) for value in branched]
     pinned = -1 if world.lanes.pinned is None else world.lanes.pinned
     return world.with_lanes(
@@ -254,8 +253,8 @@ def pin(world: World, values: Iterable[Value]) -> World:
 
 
 def forget(value: Value, replaced: Bool[Array, "K"]) -> Value:
-    """A value from before the slots in `replaced` were given away: the new alternatives have it
-    in common with the primal.
+    """A value from before the slots in `replaced` were reassigned. Their new alternatives share it
+    with the primal.
     """
     if value.alternative is None:
         return value
@@ -272,18 +271,18 @@ def select_slots(condition: Bool[Array, "K"], chosen: Any, other: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> Any:
-    """Element by element equal; keys are compared by their data. NaN differs from everything."""
+    """Elementwise equality; keys are compared by their data. NaN differs from everything."""
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         return jnp.all(jax.random.key_data(a) == jax.random.key_data(b), axis=-1)
     return a == b
 
 
 def differs_in_lanes(value: Value, num_lanes: int) -> Bool[Array, "L"]:
-    """In which lanes a value is not the primal's."""
+    """For each lane, True if the value differs from the primal's."""
     if value.alternative is None:
         return jnp.zeros(num_lanes, bool)
-    # Bit for bit: two chains that agree up to rounding have not met. NaN equals nothing, so an
-    # alternative that is NaN is never dropped in silence.
+    # Bitwise: two chains that agree up to rounding have not met. NaN equals nothing, so an
+    # alternative that is NaN is never dropped.
     equal = same(value.alternative, value.primal[None])
     differs = ~jnp.all(equal, axis=tuple(range(1, equal.ndim)))
     return _pad(differs, num_lanes - differs.shape[0])

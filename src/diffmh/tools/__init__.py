@@ -1,1 +1,1 @@
-"""What users call beside expectations: draws, paths, optimisers, warm-up, checks."""
+"""The functions that users call beside expectations: draws, paths, optimisers, warm-up, checks."""

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
-from ..analysis import moving_jumps
 from ..base import trees, validate
 from ..base.validate import Checked
-from ..core.admission import Unflatten, check_observable, check_scalar, refuse_jumps
+from ..core.admission import Unflatten
 from ..core.autodiff import not_differentiable
-from ..core.simulation import flatten
-from ..jaxprs import compat
-from ..reports import diagnostics
-from ..reports.convergence import autocorrelation_time, mean_and_error, split_r_hat
-from ..reports.report import Report, RunChains, report
-
-T = TypeVar("T")
-
-# A batch is this many autocorrelation times long: its mean's variance is then 2 or 3 % too small.
-_TIMES, _MOST_BATCHES, _LEAST_BATCHES = 20, 400, 8
-# Draws that are evaluated at once, and series whose autocorrelation is estimated.
-_AT_ONCE, _MOST_SERIES = 1024, 256
+from ..estimators.stein import refuse_unless_continuous
+from ..reports.report import Report
+from .curve import Curve, curve_of
+from .draw_averages import AtDraws, evaluate, summary
+from .draw_controls import Coordinates
+from .examination import Examinations, one_draw
+from .intake import (
+    GivenDraws,
+    arrays_of,
+    chains_and_draws,
+    checked_weights,
+    read,
+    refuse_unless_draws,
+)
+from .reweighting import Reweighted, as_function, checked_at, refuse_another_form
+from .weighted_report import weighted_report
 
 
 class FromDraws(eqx.Module):
@@ -37,36 +39,97 @@ class FromDraws(eqx.Module):
     f: Callable[..., PyTree]
     log_density: Callable[..., Array]
     draws: PyTree
+    # The theta that the draws were made with, where they are a function of theta.
+    at: PyTree = None
+    weights: np.ndarray | None = None
+    sampler: GivenDraws = GivenDraws()
+    control: Literal["stein"] | None = eqx.field(static=True, default=None)
+    degree: int | None = eqx.field(static=True, default=None)
+    examinations: Examinations = eqx.field(default_factory=Examinations, static=True)
 
     def __repr__(self) -> str:
-        chains, count = _shape(self.draws)
+        chains, count = chains_and_draws(self.draws)
         return f"FromDraws({chains} chains of {count:,} draws)"
 
+    def __call__(self, theta: PyTree, *args: Any) -> PyTree:
+        """`Σ w f / Σ w` at theta, with `w = exp(log g(θ, x) − log g(θ₀, x))`, θ₀ being that of the
+        draws: an ordinary function of theta, which `jax.grad`, `jax.hessian` and `jax.vmap` take.
+        NaN, with its derivatives, where fewer than 5 % of the draws are effective.
+        """
+        if self.at is None:
+            raise TypeError(
+                "`from_draws(f, log_density, draws)` is a function of theta only if it knows the"
+                " theta that the draws were made with: `from_draws(..., at=theta)`. `.run` needs"
+                " none."
+            )
+        theta, args = trees.strong(validate.theta(theta)), trees.data(args)
+        refuse_another_form(theta, self.at)
+        form = self.examinations.of(self.f, self.log_density, theta, self.draws, args).form
+        flat = as_function(self.f, self.log_density, self.at, self.draws, theta, args)
+        return jax.tree.map(lambda leaf: leaf[0], Unflatten.of(form)(flat[:, None]))
+
     def run(self, theta: PyTree, *args: Any) -> Report:
-        """Value and gradient at the theta that the draws were made with, with errors that account
-        for autocorrelation.
+        """Value and gradient with errors that account for autocorrelation: at the theta that the
+        draws were made with, or near it if they were given `at`.
         """
         theta = not_differentiable(
             validate.theta(theta),
-            "`from_draws(...).run` reports value and derivative of its own, and its draws are those"
-            " of one theta: nothing else can be differentiated.",
+            "`from_draws(...).run` reports value and derivative of its own; to differentiate, call"
+            " what `from_draws(..., at=theta)` returns.",
         )
         theta, args = trees.strong(theta), trees.data(args)
+        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        if self.at is not None:
+            refuse_another_form(theta, self.at)
+            return weighted_report(self.reweighted(theta, args), theta, found)
+        return self.summarised(self.at_draws(theta, *args), theta, *args)
 
-        def f(theta, x):
-            return validate.numbers(self.f(theta, x, *args), "`f`")
+    def summarised(self, at: AtDraws, theta: PyTree, *args: Any) -> Report:
+        """The report of what `at_draws` found."""
+        form = self.examinations.of(self.f, self.log_density, theta, self.draws, args).form
+        notes, doubts = tuple(self.sampler.notes()), tuple(self.sampler.warnings())
+        return summary(at, theta, form, notes, doubts)
 
-        def log_density(theta, x):
-            return validate.numbers(self.log_density(theta, x, *args), "`log_density`")
+    def at_draws(self, theta: PyTree, *args: Any) -> AtDraws:
+        """f, score and f's own derivative at each draw, with the control variates, if wanted."""
+        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        controlled = self.control is not None
+        if controlled:
+            density = lambda theta, x: self.log_density(theta, x, *args)
+            # Integration by parts loses the boundary terms of a jump.
+            refuse_unless_continuous(density, theta, one_draw(self.draws))
+        parts = evaluate(
+            self.f, self.log_density, theta, self.draws, args, found.explicit, controlled
+        )
+        value, score, slope, *coordinates = (np.asarray(part, float) for part in parts)
+        made = AtDraws(value, score, slope, self.weights)
+        if not controlled:
+            return made
+        at = Coordinates(*(part.reshape(-1, part.shape[-1]) for part in coordinates))
+        return made.controlled(at, self.degree)
 
-        x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), self.draws)
-        form = check_observable(jax.eval_shape(f, theta, x))
-        check_scalar(jax.eval_shape(log_density, theta, x), theta, x)
-        refuse_jumps(moving_jumps(log_density, theta, x), "log_density", moves=False)
-        refuse_jumps(moving_jumps(f, theta, x), "f", moves=False)
-        explicit = compat.depends_on(f, theta, x)
-        found = _evaluate(self.f, self.log_density, theta, self.draws, args, explicit)
-        return _summary(_AtDraws(*(np.asarray(part, float) for part in found)), theta, form)
+    def reweighted(self, theta: PyTree, args: tuple[Any, ...]) -> Reweighted:
+        """The draws with their weights; all the same if nobody said where they were made."""
+        at = theta if self.at is None else self.at
+        return Reweighted(self.f, self.log_density, at, self.draws, args)
+
+    def located(self, theta: PyTree) -> FromDraws:
+        """The same draws as a function of theta: made at this theta, if nobody said where."""
+        if self.weights is not None or self.control is not None:
+            raise ValueError(
+                "second derivatives and the evidence weigh draws by themselves: make"
+                " `from_draws(...)` without `weights` and `control`."
+            )
+        return dataclasses.replace(self, at=theta) if self.at is None else self
+
+    def curve(self, thetas: PyTree, *args: Any, name: Checked[str] | None = None) -> Curve:
+        """Values along a grid of thetas with errors, effective sizes and Pareto k̂, for
+        `plots.curve`.
+
+        `thetas` is like theta, with a leading axis; or, with `name`, the values of that entry of a
+        dict theta, the others staying where the draws were made.
+        """
+        return curve_of(self, thetas, args, name)
 
 
 def from_draws(
@@ -74,7 +137,12 @@ def from_draws(
     log_density: Checked[Callable[..., Array]],
     draws: Any,
     *,
+    at: PyTree = None,
     state: Checked[Callable[[PyTree], PyTree]] | None = None,
+    weights: Any = None,
+    control: Checked[Literal["stein"]] | None = None,
+    degree: Checked[int] | None = None,
+    unconstrained: Checked[bool] = False,
 ) -> FromDraws:
     """Value and derivative of a posterior expectation from existing draws: of NUTS in NumPyro, Stan
     or PyMC, or of `diffmh.sample`.
@@ -93,17 +161,42 @@ def from_draws(
     **Arguments**
 
     - `f(theta, x, *args)`: a pytree of real arrays. `log_density(theta, x, *args)`: a scalar.
-    - `draws`: an ArviZ `DataTree` or `InferenceData`, of which `posterior` is taken; or a dict or
-      any pytree of arrays `(chain, draw, ...)`. A state `x` has the same form without the two axes:
-      of ArviZ's a dict by the variables' names.
+    - `draws`: an ArviZ `DataTree` or `InferenceData`, of which `posterior` is taken, or a path to
+      one in netCDF or zarr; a NumPyro `MCMC` that has run; a stack of BlackJAX' states, of which
+      `position` is taken; or a dict or any pytree of arrays `(chain, draw, ...)`. They may be
+      thinned. A state `x` has the same form without the two axes: of ArviZ's a dict by the
+      variables' names. Divergences are reported where the source knows them.
+    - `at`: the θ₀ that the draws were made with. The result is then an ordinary function of θ near
+      θ₀, by reweighting.
     - `state`: a function that makes of such an `x` what `f` and `log_density` expect.
+    - `weights`: importance weights `(chain, draw)` up to a factor, for draws of another
+      distribution: means are `Σ w f / Σ w`, in value, covariance and errors.
+    - `control="stein"`: Stein's control variates, often for ten to a hundred times less variance.
+      Functions `Δφ + ∇φ · ∇_x log g` of mean zero, φ the monomials in the real coordinates of x,
+      are subtracted with coefficients from other draws (`docs/mathematics.md`). `log_density` must
+      be all of the density now, not only its terms with θ; in coordinates that take every real
+      value, which `unconstrained=True` declares; with moments of the degree in use.
+    - `degree`: of the monomials at most, 0 to 3. Left out, as high as a tenth of the draws allows;
+      the degree in use, 0 included, is chosen on other draws.
 
     **Returns** an object with `.run(theta, *args) -> Report`, where θ must be the one that the
-    draws were made with.
+    draws were made with, unless `at` says which that is. With `at`, calling it with
+    `(theta, *args)` gives
+
+        Ê(θ) = Σ w f(θ, x) / Σ w,    w = exp(log g(θ, x) − log g(θ₀, x))
+
+    which JAX differentiates to any order and maps over a grid; memory is that of some thousand
+    draws. It is NaN where the effective size `(Σw)²/Σw²` is below 5 % of the draws. `.run` raises
+    an error there, and where Pareto k̂ of the weights is above 0.7, else it reports both; `.curve`
+    has them along a grid, for `plots.curve`.
 
     **Refused**: an f or a `log_density` that may jump in x at a place that depends on θ
     (`diffmh.continuous` vouches for what does not); arrays that disagree about chains and draws,
-    draws that are not finite, fewer than 16 of them.
+    draws that are not finite, fewer than 16 of them; negative weights, and weights or a control
+    beside `at`, or beside each other; with `control="stein"` a density that is not proved
+    continuous in x, coordinates that were not declared unconstrained, integers alone; derivatives
+    of order k + 1 where one of order k of f or `log_density` may jump so (one that is vouched for
+    is taken to be smooth).
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> draws = {"x": 0.5 + jax.random.normal(jax.random.key(0), (4, 1_000))}      # N(θ, 1)
@@ -112,12 +205,19 @@ def from_draws(
     >>> low, high = report.interval(0.999)[1]
     >>> bool(low < 2 * 0.5 < high)                                  # E = θ² + 1
     True
+    >>> stein = dict(control="stein", unconstrained=True)
+    >>> report = diffmh.from_draws(lambda theta, x: x["x"], log_normal, draws, **stein).run(0.5)
+    >>> round(float(report.gradient), 4), float(report.gradient_error) < 1e-4      # E = θ
+    (1.0, True)
     """
     where = "from_draws(f, log_density, draws)"
     validate.function(f, where, "f", "f(theta, x, *args) -> pytree of real arrays")
     validate.function(log_density, where, "log_density", "log_density(theta, x, *args) -> scalar")
-    arrays = _arrays(draws)
-    _refuse_unless_draws(arrays)
+    _check_control(control, degree, unconstrained)
+    _refuse_together(at=at, weights=weights, control=control)
+    given = read(draws)
+    arrays = arrays_of(given)
+    refuse_unless_draws(arrays)
     if state is not None:
         validate.function(state, where, "state", "state(x) -> what f and log_density expect")
 
@@ -125,174 +225,37 @@ def from_draws(
             return validate.state(state(x), "what `from_draws(state=...)` returns")
 
         arrays = jax.vmap(jax.vmap(checked))(arrays)
-        _refuse_unless_draws(arrays)
-    return FromDraws(f, log_density, arrays)
+        refuse_unless_draws(arrays)
+    at = None if at is None else checked_at(at)
+    weights = None if weights is None else checked_weights(weights, arrays)
+    return FromDraws(f, log_density, arrays, at, weights, given.sampler(), control, degree)
 
 
-def _arrays(draws: Any) -> PyTree:
-    """The posterior's variables by name, or the pytree itself."""
-    posterior: Any = draws
-    # A DataTree has children; ArviZ before 1.0 has an InferenceData, a mapping without data_vars.
-    is_dataset = hasattr(draws, "data_vars") and not hasattr(draws, "children")
-    if not isinstance(draws, dict) and not is_dataset:
-        posterior = getattr(draws, "posterior", draws)
-    if hasattr(posterior, "data_vars"):
-        named = {}
-        for name, variable in posterior.data_vars.items():
-            if not {"chain", "draw"} <= set(variable.dims):
-                raise ValueError(
-                    f"`from_draws(draws=...)`: {name!r} has dimensions {variable.dims}, not 'chain'"
-                    " and 'draw'."
-                )
-            named[str(name)] = np.asarray(variable.transpose("chain", "draw", ...))
-        return trees.strong(named)
-    return trees.strong(validate.state(posterior, "`from_draws(draws=...)`"))
-
-
-def _refuse_unless_draws(arrays: PyTree) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
-    if len({shape[:2] for shape in shapes.values()}) > 1 or len(leaves[0][1].shape) < 2:
+def _refuse_together(**given: Any) -> None:
+    """Each is another way to weigh the draws: one at a time."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
         raise ValueError(
-            "`from_draws(draws=...)`: every array must begin with the axes (chain, draw), the same"
-            f" for all, got shapes {shapes}. Of NumPyro take `get_samples(group_by_chain=True)`."
+            f"`from_draws` takes one of `at`, `weights` and `control`, got {' and '.join(named)}."
         )
-    chains, count = leaves[0][1].shape[:2]
-    if chains * count < 2 * _LEAST_BATCHES:
-        raise ValueError(
-            f"`from_draws(draws=...)` needs at least {2 * _LEAST_BATCHES} draws for an error, got"
-            f" {chains} × {count}."
-        )
-    for path, leaf in leaves:
-        if not bool(jnp.all(jnp.isfinite(leaf))):
+
+
+def _check_control(control: Any, degree: Any, unconstrained: Any) -> None:
+    unconstrained = validate.flag(unconstrained, "from_draws(unconstrained=...)")
+    if degree is not None:
+        validate.count(degree, "from_draws(degree=...)", least=0)
+        if degree > 3 or control is None:
             raise ValueError(
-                f"`from_draws(draws=...)`: `draws{jax.tree_util.keystr(path)}` is not finite."
+                "`from_draws(degree=...)` is that of `control='stein'`, 0 to 3, got"
+                f" degree={degree} and control={control!r}."
             )
-
-
-def _shape(draws: PyTree) -> tuple[int, int]:
-    chains, count = jax.tree.leaves(draws)[0].shape[:2]
-    return chains, count
-
-
-@eqx.filter_jit
-def _evaluate(f, log_density, theta, draws, args, explicit: bool):
-    """f, `∂_θ log g` and `∂_θ f` at each draw: shapes `(C, n, F)`, `(C, n, P)` and `(C, n, P, F)`,
-    the last `(C, n)` if f does not depend on θ.
-    """
-    flat_theta, unravel = ravel_pytree(theta)
-
-    def value(flat, x):
-        return flatten(f(unravel(flat), x, *args))
-
-    def at_draw(x):
-        score = jax.grad(lambda flat: log_density(unravel(flat), x, *args))(flat_theta)
-        slope = jax.jacfwd(value)(flat_theta, x).T if explicit else jnp.zeros(())
-        return value(flat_theta, x), score, slope
-
-    shape = _shape(draws)
-    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
-    found = jax.lax.map(at_draw, joined, batch_size=_AT_ONCE)
-    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)
-
-
-class _AtDraws(eqx.Module):
-    """f, the score and f's own derivative at each draw; `slope` has no axes of P and F where f does
-    not depend on θ.
-    """
-
-    value: Float[np.ndarray, "C n F"]
-    score: Float[np.ndarray, "C n P"]
-    slope: Float[np.ndarray, "C n *PF"]
-
-    def batches(self, count: int) -> tuple[Float[np.ndarray, "F B"], Float[np.ndarray, "P F B"]]:
-        """Value and derivative of `count` stretches of each chain, whose means are those of all
-        draws.
-
-        As for `Covariance()`, batch b gets `Cov_b + B/(B − 1) (f̄_b − f̄)(s̄_b − s̄)`, which is free of
-        the bias from f̄ and s̄ where batches are independent.
-        """
-        chains, draws = self.value.shape[:2]
-        length, num_batches = draws // count, chains * count
-
-        def split(leaf):
-            # Without the first few draws, where the length does not divide the chain.
-            used = leaf[:, draws - count * length :]
-            return used.reshape(num_batches, length, *leaf.shape[2:])
-
-        # In double precision: covariances are small differences.
-        value, score = split(self.value), split(self.score)
-        mean = value.mean(axis=(0, 1))
-        value, score = value - mean, score - score.mean(axis=(0, 1))
-        values, scores = value.mean(axis=1), score.mean(axis=1)
-        between = np.einsum("bp,bf->bpf", scores, values)
-        within = np.einsum("blp,blf->bpf", score, value) / length - between
-        slope = within + between * (num_batches / (num_batches - 1))
-        if self.slope.ndim > 2:
-            slope = slope + split(self.slope).mean(axis=1)
-        return np.moveaxis(values + mean, 0, -1), np.moveaxis(slope, 0, -1)
-
-    def series(self) -> Float[np.ndarray, "S C n"]:
-        """The series that are averaged: f, and the terms of the covariance, at most
-        `_MOST_SERIES` of each.
-        """
-        value = self.value - self.value.mean(axis=(0, 1))
-        score = self.score - self.score.mean(axis=(0, 1))
-        pairs = _some([(p, i) for p in range(score.shape[-1]) for i in range(value.shape[-1])])
-        terms = [score[..., p] * value[..., i] for p, i in pairs]
-        if self.slope.ndim > 2:
-            terms = [t + self.slope[..., p, i] for t, (p, i) in zip(terms, pairs, strict=True)]
-        return np.stack([*(value[..., i] for i in _some(range(value.shape[-1]))), *terms])
-
-
-def _some(every: Sequence[T]) -> Sequence[T]:
-    """At most `_MOST_SERIES` of them, evenly spread."""
-    return every[:: -(-len(every) // _MOST_SERIES)]
-
-
-def _summary(found: _AtDraws, theta: PyTree, form: PyTree) -> Report:
-    chains, draws, num_values = found.value.shape
-    series = found.series()
-    time = max(map(autocorrelation_time, series))
-    count = _batches_per_chain(chains, draws, time)
-    value, jacobian = found.batches(count)
-    _, error = mean_and_error(value)
-    spread = found.value.reshape(-1, num_values).var(axis=0)
-    few = chains * count < _LEAST_BATCHES or draws < _TIMES * time / 2
-    return report(
-        RunChains(
-            Unflatten.of(form),
-            theta,
-            jnp.asarray(value),
-            jnp.asarray(jacobian),
-            (),
-            notes=(
-                f"by the covariance identity, from {chains} chains of {draws:,} draws in"
-                f" {chains * count} batches; autocorrelation time {time:.3g}",
-            ),
-            warnings=tuple(diagnostics.of_draws(draws, time, _split_r_hat(series), few)),
-            effective_samples=np.where(
-                error > 0, spread / np.where(error > 0, error**2, 1.0), np.nan
-            ),
+    if control is None:
+        return
+    validate.choice(control, "from_draws(control=...)", ("stein",))
+    if not unconstrained:
+        raise ValueError(
+            "`from_draws(control='stein')` holds in coordinates that take every real value, and"
+            " nothing says that these do: declare it with `unconstrained=True`, for draws of"
+            " positive or bounded quantities after a transformation (`state=...`), with its"
+            " Jacobian in `log_density`."
         )
-    )
-
-
-def _batches_per_chain(chains: int, draws: int, time: float) -> int:
-    """As many as keep a batch `_TIMES` autocorrelation times long, where the chains are long
-    enough; a divisor of their length if one is near.
-    """
-    least = -(-_LEAST_BATCHES // chains) if chains < 4 else 1
-    most = max(least, min(int(draws / (_TIMES * time)), _MOST_BATCHES // chains, draws // 2))
-    divisors = [count for count in range(max(least, most // 2), most + 1) if draws % count == 0]
-    return max(divisors, default=most)
-
-
-def _split_r_hat(series: Float[np.ndarray, "S C n"]) -> float:
-    """`√((n − 1)/n + B/W)` over the halves of the chains (Gelman and others 2013), n their length;
-    the largest of the series.
-    """
-    half = series.shape[-1] // 2
-    halves = np.concatenate([series[..., :half], series[..., half : 2 * half]], axis=1)
-    within = halves.var(axis=-1, ddof=1).mean(axis=-1)
-    return split_r_hat(halves.mean(axis=-1), within, base=(half - 1) / half)

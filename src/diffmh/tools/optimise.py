@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import sys
@@ -13,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from .._expectation import Differentiable
 from ..base import trees, validate
@@ -22,6 +23,9 @@ from ..reports import display
 from ..runs.checkpoint import Checkpoint, Store, checkpoint_of, fingerprint
 from ..runs.journal import Journal, Part
 from ..runs.progress import tqdm
+from . import newton as newton_steps
+from .evidence import Evidence
+from .reuse import Draws, KeptDraws, with_draws
 
 
 class Ascent(eqx.Module):
@@ -30,6 +34,7 @@ class Ascent(eqx.Module):
     - `theta`: the parameters at which each iteration took its gradient, a pytree like theta.
     - `value`, `gradient`: the objective's, and `value_error`, `gradient_error`: their standard
       errors over the chains (NaN for an objective that has no chains).
+    - `sampled`: True where the iteration ran the chains, False where it reused their draws.
     - `last`: the parameters after the last step. `average`: the mean of the iterates of the tail
       (Polyak and Ruppert).
     """
@@ -41,6 +46,7 @@ class Ascent(eqx.Module):
     gradient_error: PyTree
     last: PyTree
     average: PyTree
+    sampled: Bool[Array, "n"] | None = None
 
     def __repr__(self) -> str:
         ends = [
@@ -60,12 +66,13 @@ class Ascent(eqx.Module):
 
 
 class _Evaluation(eqx.Module):
-    """What an `Ascent` says of each iterate."""
+    """The record of each iterate of an `Ascent`."""
 
     value: Array
     value_error: Array
     gradient: PyTree
     gradient_error: PyTree
+    sampled: Array
 
 
 def optimise(
@@ -73,8 +80,10 @@ def optimise(
     theta: PyTree,
     key: Checked[Key[Array, ""]],
     *args: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     num_iterations: Checked[int],
+    newton: Checked[bool | str] = False,
+    reuse: Checked[float] | None = None,
     maximise: Checked[bool] = False,
     average_from: Checked[float] = 0.5,
     progress: Checked[bool | Callable[[range], Iterable[int]]] | None = None,
@@ -86,12 +95,21 @@ def optimise(
 
     **Arguments**
 
-    - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; or
-      any function of `(theta, key, *args)` that JAX differentiates.
+    - `objective`: what `diffmh.expectation` or `diffmh.compose` returns, with a scalar value; what
+      `diffmh.evidence` returns, whose value is not known and NaN in the result; or any function of
+      `(theta, key, *args)` that JAX differentiates.
     - `optimizer`: an `optax.GradientTransformation`. One with a line search (`optax.lbfgs()`) asks
       for values of the objective at other parameters: they are computed with the iteration's key.
       The value of a chain with a fixed key jumps, so a line search suits objectives that are not
       random; for others prefer `optax.adam` or `optax.lbfgs(linesearch=None)`.
+    - `newton`: for objectives of `diffmh.evidence`. True takes Newton's steps, by the observed
+      information `−∂² log Z` (of `observed − log Z` likewise); `"natural"` takes natural gradients,
+      by the Fisher information `Cov(s)`, of energy models alone. The optimiser then scales Newton's
+      step instead of the gradient; left out, the step is taken as it is.
+    - `reuse`: keep the draws of the chains, reweighted, for the next steps while their effective
+      size stays above this share of them, and sample anew below it. For expectations by
+      `Covariance()` and for `evidence`: value and derivative are those of the equilibrium. The
+      draws are kept in memory.
     - `maximise`: climb rather than descend.
     - `average_from`: the share of the iterations that the average leaves out. The gradients are
       random, so single iterates scatter about the optimum; their average scatters far less.
@@ -103,8 +121,8 @@ def optimise(
 
     The step of iteration i is reproducible: its key is `jax.random.fold_in(key, i)`.
 
-    Raises `FloatingPointError` where the objective or its gradient is not finite, naming the
-    iteration and where it was.
+    Raises `FloatingPointError` where the objective or its gradient is not finite, or where the
+    information of a Newton step is not positive definite, naming the iteration and where it was.
 
     >>> import jax, optax, diffmh
     >>> from diffmh.models import mixture
@@ -127,7 +145,12 @@ def optimise(
     validate.text(name, "optimise(name=...)")
     if progress is not None and not callable(progress):
         progress = validate.flag(progress, "optimise(progress=...)")
+    newton = newton_steps.newton_of(newton, objective)
+    optimizer = newton_steps.FullStep() if newton and optimizer is None else optimizer
     _refuse_unless_optimizer(optimizer)
+    if isinstance(objective, Evidence):
+        newton_steps.refuse_unless_of_chains(objective)
+    share = newton_steps.positive_share(reuse)
     theta, key = trees.strong(validate.theta(theta)), validate.typed_key(key)
     place = checkpoint_of(checkpoint)
     if place is not None and jax.process_count() > 1:
@@ -135,32 +158,24 @@ def optimise(
             "`optimise(checkpoint=...)` is for one host: several would go on from iterates of their"
             " own. Keep `theta` yourself, or give the checkpoint to `.run`."
         )
-    step = eqx.Partial(_step, objective, optimizer, maximise)
-    begin = (theta, optimizer.init(theta))
-
-    def form() -> tuple[PyTree, _Evaluation]:
-        return theta, eqx.filter_eval_shape(step, begin, key, args)[0]
-
-    def problem() -> dict[str, str]:
-        def program(theta, key, args, objective, optimizing, maximise):
-            optimizer, state = optimizing
-            return _step(objective, optimizer, maximise, (theta, state), key, args)
-
-        parts = {"theta": theta, "key": key, "args": args, "objective": objective}
-        parts |= {"optimizer": (optimizer, begin[1]), "maximise": maximise}
-        return fingerprint(program, parts)
-
+    run = _Run(objective, _Way(optimizer, maximise, newton), share, key, args)
+    begin = (theta, optimizer.init(theta), KeptDraws(theta, jnp.int32(-1)))
+    draws = None if share is None else Draws(objective, share)
     with contextlib.ExitStack() as stack:
         journal = Journal(None if place is None else stack.enter_context(Store(place)))
-        part = journal.part(begin, form, problem)
+        part = journal.part(begin, lambda: run.form(begin), lambda: run.fingerprint(begin))
         for i in _bar(num_iterations, progress, name):
             if i < len(part.results):  # It is known from the checkpoint.
                 continue
             journal.refuse_unless_writable()
-            _take_step(part, step, key, args)
+            run.take_step(part, draws)
             if journal.due:
                 journal.save()
         journal.finish()
+    return _ascent(part, num_iterations, average_from)
+
+
+def _ascent(part: Part, num_iterations: int, average_from: float) -> Ascent:
     # The checkpoint may know of more iterations than are asked for.
     last = [*(at for at, _ in part.results), part.state[0]][num_iterations]
     iterates = part.results[:num_iterations]
@@ -170,29 +185,81 @@ def optimise(
     return Ascent(thetas, **vars(evaluations), last=last, average=average)
 
 
-def _take_step(part: Part, step: eqx.Partial, key: Key[Array, ""], args: tuple[Any, ...]) -> None:
-    """Add an iterate to the results, and go to the next."""
-    i, (theta, _) = len(part.results), part.state
-    found, state = step(part.state, jax.random.fold_in(key, i), args)
-    if not all(
-        np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((found.value, found.gradient))
-    ):
-        raise FloatingPointError(
-            f"`optimise`: at iteration {i}, theta = {theta}, the objective is"
-            f" {found.value} with gradient {found.gradient}: there is no direction to go."
-        )
-    part.results.append((theta, found))
-    part.state, part.done = state, i + 1
+class _Way(eqx.Module):
+    """How steps are taken: by which optimiser, up or down, and by which information."""
+
+    optimizer: Any
+    maximise: bool = eqx.field(static=True)
+    newton: bool | str = eqx.field(static=True)
+
+
+class _Run(eqx.Module):
+    """The steps of an optimisation. Their state is the iterate, the optimiser's memory and where
+    reused draws come from.
+    """
+
+    objective: Any
+    way: _Way
+    share: float | None
+    key: Key[Array, ""]
+    args: tuple[Any, ...]
+
+    def form(self, begin: PyTree) -> tuple[PyTree, _Evaluation]:
+        """The form of an iterate and its evaluation, in which a checkpoint is read."""
+        found = eqx.filter_eval_shape(_step, self.objective, self.way, begin, self.key, self.args)
+        return begin[0], found[0]
+
+    def fingerprint(self, begin: PyTree) -> dict[str, str]:
+        """The digests of everything that determines the iterates."""
+
+        def program(theta, key, args, objective, optimizing, maximise, reuse):
+            (optimizer, newton), state = optimizing
+            way = _Way(optimizer, maximise, newton)
+            return _step(objective, way, (theta, *state), key, args)
+
+        theta, *state = begin
+        parts = {"theta": theta, "key": self.key, "args": self.args, "objective": self.objective}
+        optimizing = ((self.way.optimizer, self.way.newton), tuple(state))
+        parts |= {"optimizer": optimizing, "maximise": self.way.maximise, "reuse": self.share}
+        return fingerprint(program, parts)
+
+    def take_step(self, part: Part, draws: Draws | None) -> None:
+        """Add an iterate to the results, and go to the next."""
+        objective, way, key, args = self.objective, self.way, self.key, self.args
+        i, (theta, memory, kept) = len(part.results), part.state
+        # The key depends on the number of the iteration alone, so a run that goes on from a
+        # checkpoint takes the steps of one that was never interrupted.
+        own = jax.random.fold_in(key, i)
+        if draws is None:
+            found, state = _step(objective, way, part.state, own, args)
+        else:
+            kept, made, sampled = draws.at(kept, theta, key, i, args)
+            found, state = _step_on_draws(objective, way, (theta, memory, kept), made, own, args)
+            found = dataclasses.replace(found, sampled=jnp.asarray(sampled))
+        # The value of an evidence is not known, and NaN.
+        known = (found.value, found.gradient)
+        known = (found.gradient,) if isinstance(objective, Evidence) else known
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(known)):
+            raise FloatingPointError(
+                f"`optimise`: at iteration {i}, theta = {theta}, the objective is"
+                f" {found.value} with gradient {found.gradient}: there is no direction to go."
+            )
+        newton_steps.refuse_no_step(way.newton, i, theta, state[0])
+        part.results.append((theta, found))
+        part.state, part.done = state, i + 1
 
 
 @eqx.filter_jit
-def _step(objective, optimizer, maximise: bool, state, key, args):
+def _step_on_draws(objective, way: _Way, state, draws, key, args):
+    """The step with draws, which are arguments, in place of the chains."""
+    return _step(with_draws(objective, state[2].at, draws), way, state, key, args)
+
+
+@eqx.filter_jit
+def _step(objective, way: _Way, state, key, args):
     """The evaluation at the iterate, and the next one's parameters and optimiser's state."""
-    theta, memory = state
-    evaluate = _by_chain if isinstance(objective, Differentiable) else _plain
-    found = evaluate(objective, theta, key, args)
-    sign = -1.0 if maximise else 1.0
-    downhill = jax.tree.map(lambda leaf: sign * leaf, found.gradient)
+    theta, memory, kept = state
+    sign = -1.0 if way.maximise else 1.0
 
     def height(theta):
         return sign * objective(theta, key, *args)
@@ -200,8 +267,18 @@ def _step(objective, optimizer, maximise: bool, state, key, args):
     def moved(leaf, update):
         return (leaf + update).astype(leaf.dtype)
 
-    updates, memory = _update(optimizer, downhill, memory, theta, sign * found.value, height)
-    return found, (jax.tree.map(moved, theta, updates), memory)
+    if isinstance(objective, Evidence):
+        at = newton_steps.EvidenceAt.of(objective, theta, key, args, sign, way.newton)
+        nothing = jnp.full((), jnp.nan)
+        found = _Evaluation(nothing, nothing, at.gradient, at.gradient_error, jnp.asarray(True))
+        downhill, height = at.downhill, newton_steps.no_values
+    else:
+        evaluate = _by_chain if isinstance(objective, Differentiable) else _plain
+        found = evaluate(objective, theta, key, args)
+        downhill = jax.tree.map(lambda leaf: sign * leaf, found.gradient)
+    # optax descends: what it is given is the gradient of sign · objective.
+    updates, memory = _update(way.optimizer, downhill, memory, theta, sign * found.value, height)
+    return found, (jax.tree.map(moved, theta, updates), memory, kept)
 
 
 def _update(optimizer, gradient, state, theta, value, height):
@@ -244,9 +321,14 @@ def _by_chain(objective: Differentiable, theta, key, args) -> _Evaluation:
     values, pull = eqx.filter_vjp(per_chain, theta)
     _refuse_unless_scalar(jax.tree.map(lambda leaf: leaf[0], values))
     num_chains = values.shape[0]
+    # The cotangent e_c pulls back to the gradient of chain c alone: one run gives all of them.
     (gradients,) = jax.vmap(pull)(jnp.eye(num_chains, dtype=values.dtype))
     return _Evaluation(
-        mean(values), error(values), jax.tree.map(mean, gradients), jax.tree.map(error, gradients)
+        mean(values),
+        error(values),
+        jax.tree.map(mean, gradients),
+        jax.tree.map(error, gradients),
+        jnp.asarray(True),
     )
 
 
@@ -255,7 +337,7 @@ def _plain(objective, theta, key, args) -> _Evaluation:
     _refuse_unless_scalar(jax.eval_shape(objective, theta, key, *args))
     found = jax.value_and_grad(objective)(theta, key, *args)
     unknown = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), found)
-    return _Evaluation(found[0], unknown[0], found[1], unknown[1])
+    return _Evaluation(found[0], unknown[0], found[1], unknown[1], jnp.asarray(True))
 
 
 def _refuse_unless_scalar(value):

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from ..base import validate
 from ..base.validate import Checked
 from ..core import admission
+from ..core.adapted import Adapted
 from ..core.chain import Chain
 from ..core.decisions import acceptances
 from ..core.estimator import ValueOnly
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _WAITING, _STRETCHES = 2**26, 64
 
 
-class Rows(eqx.Module):
+class DrawRows(eqx.Module):
     """Draws along the leading axis, chains last: states, how many decisions led from the one before
     and how many of them accepted, and the log density.
     """
@@ -56,11 +57,11 @@ class Rows(eqx.Module):
 
 
 def sample(
-    kernel: Checked[Kernel],
+    kernel: Checked[Kernel | Adapted],
     theta: PyTree,
     key: Checked[Key[Array, ""]],
     *args: Any,
-    init: PyTree | Callable[[Key[Array, ""]], PyTree],
+    init: PyTree | Callable[[Key[Array, ""]], PyTree] | None = None,
     num_samples: Checked[int],
     num_chains: Checked[int] = 16,
     burn_in: Checked[int] = 0,
@@ -105,7 +106,7 @@ def sample(
     """
     count = validate.count(num_chains, "num_chains=...")
     shared = None if mesh is None else check_shares(mesh, count, "sample(mesh=...)")
-    walk = _walk_of(kernel, theta, key, args, init, num_samples, count, burn_in, thinning, shared)
+    walk = walk_of(kernel, theta, key, args, init, num_samples, count, burn_in, thinning, shared)
     if block_size is not None:
         block_size = validate.count(block_size, "sample(block_size=...)")
     progress = validate.flag(progress, "sample(progress=...)")
@@ -122,7 +123,7 @@ def sample(
     ):
         hosts.refuse_different("theta, key and args of `sample`", theta, key, args)
         store = None if place is None else stack.enter_context(Store(place))
-        arrays = _filled(walk, store, block_size, bar)
+        arrays = filled(walk, store, block_size, bar)
     return _data_tree(walk, arrays)
 
 
@@ -173,7 +174,7 @@ class Walk(eqx.Module):
         return min(by_memory, -(-self.num_blocks // _STRETCHES))
 
 
-def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
+def walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
     where = "sample(kernel, theta, key, *args, ...)"
     why = (
         "`sample` returns draws, whose derivative by theta would silently be zero: differentiate"
@@ -182,7 +183,7 @@ def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, t
     given = admission.given(kernel, theta, key, args, init, where, why)
     thin = validate.count(thin, "sample(thinning=...)")
     simulation = Simulation(
-        kernel,
+        given.kernel,
         given.init,
         nothing,
         ValueOnly(),
@@ -199,7 +200,7 @@ def _walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, t
 
 
 @eqx.filter_jit
-def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[Chain, Rows]:
+def _advance(walk: Walk, chains: Chain, first, last, num_blocks: int) -> tuple[Chain, DrawRows]:
     """Takes the chains through the blocks from `first` to before `last`, at most `num_blocks`; from
     their start if that is block 0. Row 0 is the draw that was not complete when block `first`
     began.
@@ -226,7 +227,7 @@ def _advance_share(loop: Loop, chains: Chain, first, last, *, thin: int, num_blo
 class _OpenRows(eqx.Module):
     """Draws so far; `own` counts a step's decisions and accepts."""
 
-    rows: Rows
+    rows: DrawRows
     own: tuple[Int[Array, "C"], Int[Array, "C"]]
 
 
@@ -240,11 +241,11 @@ class DrawRecorder(Recorder):
     num_rows: int = eqx.field(static=True)
     offset: Int[Array, ""]
 
-    def start(self, loop, parameters, chains) -> Rows:
+    def start(self, loop, parameters, chains) -> DrawRows:
         none = jnp.zeros((self.num_rows + 1, loop.plan.num_chains), int)
         # States of the support, not zeros: the log density is asked of all rows.
         room = lambda leaf: jnp.broadcast_to(leaf, (self.num_rows + 1, *leaf.shape))
-        return Rows(jax.tree.map(room, chains.state.x), none, none)
+        return DrawRows(jax.tree.map(room, chains.state.x), none, none)
 
     def open_block(self, loop, progress) -> _OpenRows:
         none = jnp.zeros(loop.plan.num_chains, int)
@@ -262,7 +263,7 @@ class DrawRecorder(Recorder):
         place = (time - self.burn_in) // self.thin - self.offset
         place = jnp.where(time < self.burn_in, self.num_rows, place)
         put = lambda rows, leaf: rows.at[place].set(leaf)
-        rows = Rows(
+        rows = DrawRows(
             jax.tree.map(put, block.rows.x, x),
             block.rows.decisions.at[place].add(made),
             block.rows.accepted.at[place].add(taken),
@@ -272,15 +273,15 @@ class DrawRecorder(Recorder):
     def close_block(self, loop, progress, chains, block: _OpenRows, index):
         return chains, block.rows
 
-    def result(self, loop, progress) -> Rows:
-        rows: Rows = progress.record
+    def result(self, loop, progress) -> DrawRows:
+        rows: DrawRows = progress.record
         update = loop.plan.simulation.kernel.updates()[0]
 
         def density(x):
             return update.log_density(loop.theta, x, *loop.args)
 
         lp = jax.lax.map(over_chains(density), rows.x)
-        return Rows(rows.x, rows.decisions, rows.accepted, lp)
+        return DrawRows(rows.x, rows.decisions, rows.accepted, lp)
 
 
 class _Unfinished(eqx.Module):
@@ -320,7 +321,7 @@ def _stretch(walk: Walk, at: _Unfinished, first: int, last: int, num_blocks: int
     return _Unfinished(chains, decisions[rest], accepted[rest])
 
 
-def _filled(
+def filled(
     walk: Walk, store: Store | None, block_size: int | None, bar: Bar
 ) -> Sequence[np.ndarray]:
     """The arrays of draws: in memory, or in the store's directory, from where it left them."""

@@ -4,203 +4,231 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from .._expectation import expectation
 from ..adapters import Posterior
-from ..base import validate
+from ..base import trees, validate
 from ..base.validate import Checked
-from ..core.kernel import Kernel
-from ..estimators import Covariance
-from ..reports.display import aligned, place
-from ..reports.report import Report
-from .draws import from_draws
+from ..core.adapted import Adapted
+from ..estimators import Covariance, stein
+from .draws import FromDraws, from_draws
+from .examination import one_draw
+from .intake import MANY_DIVERGENCES, GivenDraws, read
+from .intake_sites import states_of
+from .powers import WithPowers, checked_prior, draws_predictions
+from .quantities import checked_quantities
+from .sensitivity_rows import FromDrawsRows, of_own_chains
+from .sensitivity_table import Sensitivity
+from .tails import HEAVY, pareto_shape
 
-# The names under which the powers of prior and likelihood stand beside the hyperparameters.
-PRIOR, LIKELIHOOD = "power of the prior", "power of the likelihood"
-
-
-@dataclasses.dataclass(frozen=True)
-class SensitivityRow:
-    """The derivative of one quantity with respect to one hyperparameter, its interval, and the
-    change that ten per cent more of the hyperparameter makes, in the quantity's units and in
-    posterior standard deviations.
-    """
-
-    quantity: str
-    hyperparameter: str
-    derivative: float
-    low: float
-    high: float
-    per_ten_percent: float
-    in_deviations: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Sensitivity:
-    """The result of `diffmh.sensitivity`: print it, or draw it with `diffmh.plots.sensitivity`.
-
-    `rows` are in the order of the quantities, the strongest hyperparameter first; `report` is the
-    run behind them, `level` that of the intervals.
-    """
-
-    rows: tuple[SensitivityRow, ...]
-    report: Report
-    level: float
-
-    def __str__(self) -> str:
-        head = ("quantity", "by", "derivative", f"{self.level:.0%} interval", "per +10 %", "in sd")
-        lines = [
-            (
-                row.quantity,
-                row.hyperparameter,
-                f"{row.derivative:.4g}",
-                f"[{row.low:.4g}, {row.high:.4g}]",
-                f"{row.per_ten_percent:+.3g}",
-                f"{row.in_deviations:+.3f}",
-            )
-            for row in self.rows
-        ]
-        warnings = [f"warning: {warning}" for warning in self.report.warnings]
-        return "\n".join([*aligned([head, *lines]), *warnings])
-
-    __repr__ = __str__
+# Options of `expectation` that sampling by NUTS does not have: who gives them means our own chains.
+_OF_OWN_CHAINS = {"burn_in", "estimator", "init", "lag", "mesh"}
 
 
 def sensitivity(
     posterior: Checked[Posterior],
-    f: Checked[Callable[[dict, dict], PyTree]],
+    f: Checked[Callable[..., PyTree]],
     key: Checked[Key[Array, ""]] | None = None,
     *,
     draws: Any = None,
-    kernel: Checked[Callable[[Callable[..., Array]], Kernel]] | None = None,
+    weights: Any = None,
+    quantities: Checked[Sequence[str]] = ("mean",),
+    prior: Checked[Sequence[str]] | None = None,
+    kernel: Any = None,
     level: Checked[float] = 0.95,
     **options: Any,
 ) -> Sensitivity:
-    """The derivatives of posterior quantities `E[f(theta, sites)]` with respect to every
-    hyperparameter, each with its interval, scaled so that they can be compared.
+    """The derivatives of posterior quantities with respect to every hyperparameter, each with its
+    interval, scaled so that they can be compared.
 
         d/dθ E[f] = Cov(f, ∂_θ log g) + E[∂_θ f]
 
-    Beside the hyperparameters stand two powers, which belong to any model: with
-    `p(x)^a p(data | x)^b` in place of prior and likelihood, the derivatives with respect to a and b
-    at 1 are `Cov(f, log p(x))` and `Cov(f, log p(data | x))`, as in power-scaling.
+    and likewise for standard deviations and quantiles. Beside the hyperparameters stand two powers,
+    which belong to any model: with `p(x)^a p(data | x)^b` in place of prior and likelihood, the
+    derivatives with respect to a and b at 1 are `Cov(f, log p(x))` and `Cov(f, log p(data | x))`,
+    as in power-scaling.
+
+    `sensitivity(posterior, f, key)` samples by itself, by `posterior.sample(key)`: NUTS, and labels
+    in turn with it.
 
     **Arguments**
 
     - `posterior`: from `diffmh.from_numpyro` or `diffmh.from_pymc`.
-    - `f(theta, sites)`: a pytree of the quantities, of the sites as the model names them.
-    - `key`: for fresh chains, with `options` such as `num_samples`, `burn_in`, `num_chains` as in
-      `diffmh.expectation`.
-    - `kernel`: a function that makes a kernel for a density, such as `lambda density:
-      Langevin(density, 0.5)`; `posterior.kernel` if left out.
-    - `draws`: existing draws instead, from the same model at the same hyperparameters: of NUTS in
-      NumPyro or PyMC, as ArviZ or a dictionary has them; see `diffmh.from_draws`.
+    - `f(theta, sites)`: a pytree of the quantities, of the sites as the model names them; or
+      `f(theta, sites, key)`, which draws predictions with a key that is another for each draw.
+    - `key`: for sampling, with `options` of `posterior.sample` such as `num_samples`,
+      `num_warmup`, `num_chains` and `progress`; and for predictions.
+    - `draws`: existing draws instead, from the same model at the same hyperparameters, by the names
+      of its sites: a NumPyro `MCMC`, a `DataTree` or `InferenceData` of PyMC, ArviZ or
+      `posterior.sample`, a path to one, a dictionary of arrays `(chain, draw, ...)`, a list of
+      dictionaries with one for each chain; flat names such as `theta[1]` are put together. A stack
+      of BlackJAX' states, `(chain, draw, ...)` or `(draw, ...)` of one chain, and
+      `diffmh.sample`'s tree have unconstrained states. `weights`: as in `diffmh.from_draws`.
+    - `quantities`: rows for `"mean"`, `"sd"`, `"median"` and quantiles such as `"q05"`, `"q97.5"`.
+    - `prior`: names of the sites whose densities count as the prior that is raised to a power; all
+      latent sites if left out. In a hierarchy these include the groups' own effects, so that the
+      answer depends on how the model is written: name the top level, `prior=("mu", "tau")`.
+    - `kernel`: our own chains and `Covariance()` instead, for means: a kernel made from
+      `posterior.log_density`, such as `posterior.kernel(scale)`; an `Adapted` one; or a function of
+      a density. `options` are then those of `diffmh.expectation`; `burn_in` or another of those
+      that only it has, without a kernel, runs `posterior.kernel()`.
     - `level`: of the intervals.
 
-    **Refused**: neither a key nor draws, or both.
+    **Returns** a `Sensitivity`; its `draws` are the draws. Rows are marked, with what to do, where
+    chains disagree (split R̂ above 1.05), the draws are worth fewer than 100 independent ones, the
+    quantity or the weights have a heavy tail (Pareto k̂ above 0.7), or more than 1 % of the
+    transitions diverged.
+
+    **Refused**: neither a key nor draws; both, unless f draws predictions; draws whose names or
+    shapes are not the model's.
 
     >>> import diffmh, jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
     >>> def model(y, scale):
     ...     mean = numpyro.sample("mean", dist.Normal(0, scale))
     ...     numpyro.sample("y", dist.Normal(mean, 1), obs=y)
     >>> posterior = diffmh.from_numpyro(model, jnp.array([1.0, 2.0]), theta={"scale": 1.0})
-    >>> mean = lambda theta, sites: {"mean": sites["mean"]}
-    >>> table = diffmh.sensitivity(
-    ...     posterior, mean, jax.random.key(0), num_samples=4_000, burn_in=100
-    ... )
-    >>> row = next(row for row in table.rows if row.hyperparameter == "scale")
-    >>> row.low < 2 / 3 < row.high                       # E = 3 / (2 + scale⁻²)
+    >>> f = lambda theta, sites: {"mean": sites["mean"]}
+    >>> draws = {"mean": 1 + jax.random.normal(jax.random.key(0), (4, 1_000)) / 3**0.5}
+    >>> table = diffmh.sensitivity(posterior, f, draws=draws, quantities=("mean", "sd"))
+    >>> row = table["mean", "scale"]
+    >>> row.low < 2 / 3 < row.high, row.trusted          # E = 3 / (2 + scale⁻²)
+    (True, True)
+    >>> row = table["sd(mean)", "scale"]
+    >>> row.low < 3**-1.5 < row.high                     # sd = (2 + scale⁻²)^−½
     True
     """
     where = "sensitivity(posterior, f, ...)"
     validate.instance(posterior, Posterior, where, "posterior")
     validate.function(f, where, "f", "f(theta, sites) -> pytree of quantities")
     level = validate.number(level, "sensitivity(level=...)", above=0, below=1)
-    if kernel is not None:
-        validate.function(kernel, where, "kernel", "kernel(log_density) -> Kernel")
-    if (key is None) == (draws is None):
-        raise ValueError("`sensitivity` takes either a `key` for fresh chains or existing `draws`.")
-    if draws is None and "num_samples" not in options:
+    quantities, predicts = checked_quantities(quantities), draws_predictions(f)
+    key_sample: Any = key if key is None else validate.typed_key(key)
+    _refuse_sources(key, draws, kernel, weights, options, predicts)
+    key_predict, impl = None, None
+    if predicts:
+        impl = jax.random.key_impl(key_sample)
+        key_sample, key_predict = jax.random.split(key_sample)
+    problem = WithPowers(posterior, f, checked_prior(prior, posterior), impl)
+    if draws is None and (kernel is not None or _OF_OWN_CHAINS & set(options)):
+        return _own_chains(problem, key_sample, kernel, quantities, predicts, level, options)
+    if draws is None:
+        draws = posterior.sample(key_sample, **options)
+    given = read(draws, "sensitivity(draws=...)")
+    states = states_of(posterior, given)
+    if key_predict is not None:
+        states = problem.with_keys(states, key_predict)
+    made = _from_draws(problem, states, weights)
+    return _table(made, problem.theta, given, quantities, level, draws)
+
+
+def _refuse_sources(key, draws, kernel, weights, options: dict, predicts: bool) -> None:
+    if key is None and draws is None:
+        raise ValueError("`sensitivity` takes either a `key` for sampling or existing `draws`.")
+    if "theta" in options:
         raise TypeError(
-            "`sensitivity(posterior, f, key, ...)` runs fresh chains: say how long, as in"
+            "`sensitivity` takes derivatives at the posterior's own `theta`, where it samples too:"
+            " make a posterior for another `theta`."
+        )
+    if draws is None:
+        if weights is not None:
+            raise ValueError(
+                "`sensitivity(weights=...)` are weights of `draws`, which are missing."
+            )
+        return
+    if predicts and key is None:
+        raise ValueError(
+            "`sensitivity`: `f(theta, sites, key)` draws predictions: pass a `key` too."
+        )
+    if key is not None and not predicts:
+        raise ValueError(
+            "`sensitivity` takes either a `key` for sampling or existing `draws`, got both."
+        )
+    if kernel is not None or options:
+        wrong = sorted([*options, *(["kernel"] if kernel is not None else [])])
+        raise TypeError(
+            f"`sensitivity(draws=...)` samples nothing, and has no use for {wrong}: leave them out."
+        )
+
+
+def _own_chains(problem, key, kernel, quantities, predicts, level, options) -> Sensitivity:
+    if predicts or quantities != ("mean",):
+        raise ValueError(
+            "`sensitivity(kernel=...)` averages along the chains and keeps no draws, which"
+            " predictions, `sd` and quantiles need: leave `kernel` out, or pass"
+            " `draws=diffmh.sample(kernel, posterior.theta, key, ...)`."
+        )
+    made = problem.posterior.kernel_for(problem.log_density, kernel)
+    start = {} if isinstance(made, Adapted) else {"init": problem.posterior.init}
+    options = {**start, "estimator": Covariance(), **options}
+    if "num_samples" not in options:
+        raise TypeError(
+            "`sensitivity(posterior, f, key, kernel=...)` runs chains of ours: say how long, as in"
             " `num_samples=10_000, burn_in=1_000`."
         )
-    theta = {"model": posterior.theta, PRIOR: jnp.ones(()), LIKELIHOOD: jnp.ones(())}
-    tempered = _Tempered(posterior, f)
-    if draws is not None:
-        run = from_draws(
-            tempered.moments,
-            tempered.log_density,
-            draws,
-            state=lambda sites: posterior.unconstrain(posterior.theta, sites),
-        ).run(theta)
-    else:
-        with_powers = dataclasses.replace(posterior, log_density=tempered.log_density)
-        made = with_powers.kernel() if kernel is None else kernel(tempered.log_density)
-        options = {"init": posterior.init, "estimator": Covariance(), **options}
-        run = expectation(tempered.moments, made, **options).run(theta, key)
-    return Sensitivity(tuple(_rows(run, theta, level)), run, level)
+    run = expectation(problem.moments, made, **options).run(problem.theta, key)
+    return Sensitivity(tuple(of_own_chains(run, problem.theta, level)), run, level)
 
 
-class _Tempered(eqx.Module):
-    """A posterior with powers of its prior and its likelihood among its parameters."""
-
-    posterior: Posterior
-    f: Callable[[dict, dict], PyTree]
-
-    def log_density(self, theta, x):
-        # At powers of 1, where the derivative is taken, this is the posterior's own density.
-        at = (theta["model"], x)
-        powers = (theta[PRIOR] - 1) * self.posterior.log_prior(*at)
-        powers += (theta[LIKELIHOOD] - 1) * self.posterior.log_likelihood(*at)
-        return self.posterior.log_density(*at) + powers
-
-    def moments(self, theta, x):
-        """The quantities and their squares."""
-        value = self.f(theta["model"], self.posterior.constrain(theta["model"], x))
-        return value, jax.tree.map(jnp.square, value)
+def _from_draws(problem: WithPowers, states: PyTree, weights: Any) -> FromDraws:
+    """The only place where `sensitivity` makes means of draws: with Stein's control variates where
+    their conditions hold.
+    """
+    control = "stein" if weights is None and _suits_stein(problem, states) else None
+    return from_draws(
+        problem.values,
+        problem.log_density,
+        states,
+        weights=weights,
+        control=control,
+        unconstrained=True,
+    )
 
 
-def _rows(report: Report, theta: PyTree, level: float) -> Iterator[SensitivityRow]:
-    """The rows of each quantity, the strongest hyperparameter first."""
-    value, square = report.value
-    structure = jax.tree.structure(value)
-    # At each leaf of the quantities, gradient and interval have a tree like theta.
-    slopes = structure.flatten_up_to(report.gradient[0])
-    intervals = structure.flatten_up_to(report.interval(level)[1][0])
-    leaves = jax.tree_util.tree_leaves_with_path(value)
-    for (path, mean), second, slope, ends in zip(
-        leaves, jax.tree.leaves(square), slopes, intervals, strict=True
-    ):
-        for index in np.ndindex(np.shape(mean)):
-            deviation = math.sqrt(max(float(second[index]) - float(mean[index]) ** 2, 0.0))
-            rows = _of_quantity(_name(path, index), index, slope, ends, theta, deviation)
-            yield from sorted(rows, key=lambda row: -abs(row.in_deviations))
+def _suits_stein(problem: WithPowers, states: PyTree) -> bool:
+    """True if the density is proved continuous in the real coordinates, which the adapters have
+    made unconstrained, and every one of them has a mean: then `g ∇φ → 0` for φ of degree 3.
+    """
+    part, _ = stein.continuous_part(states)
+    x = one_draw(states)
+    if stein.dimension(x) == 0 or stein.jumps_in_x(problem.log_density, problem.theta, x):
+        return False
+    for leaf in map(np.asarray, jax.tree.leaves(part)):
+        for column in leaf.reshape(-1, math.prod(leaf.shape[2:])).T:
+            if max(pareto_shape(column), pareto_shape(-column)) > HEAVY:
+                return False
+    return True
 
 
-def _of_quantity(
-    quantity: str, at: tuple[int, ...], slope: PyTree, ends: PyTree, theta: PyTree, deviation: float
-) -> Iterator[SensitivityRow]:
-    parameters = jax.tree_util.tree_leaves_with_path(theta)
-    leaves = zip(parameters, jax.tree.leaves(slope), jax.tree.leaves(ends), strict=True)
-    for (path, parameter), derivatives, intervals in leaves:
-        for index in np.ndindex(np.shape(parameter)):
-            derivative, (low, high) = float(derivatives[*at, *index]), intervals[*at, *index]
-            change = 0.1 * float(np.asarray(parameter)[index]) * derivative
-            relative = change / deviation if deviation > 0 else math.nan
-            name = _name(path, index).removeprefix("model.")
-            yield SensitivityRow(
-                quantity, name, derivative, float(low), float(high), change, relative
-            )
-
-
-def _name(path, index) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") + place(index) or "f"
+def _table(
+    made: FromDraws,
+    theta: PyTree,
+    given: GivenDraws,
+    quantities: tuple[str, ...],
+    level: float,
+    draws,
+) -> Sensitivity:
+    theta = trees.strong(theta)
+    at = made.at_draws(theta)
+    run = made.summarised(at, theta)
+    doubt = ""
+    if given.divergent_share > MANY_DIVERGENCES:
+        doubt = (
+            f"more than {MANY_DIVERGENCES:.0%} of the transitions diverged. Sample with a higher"
+            " target acceptance rate, or write the hierarchy non-centred."
+        )
+    found = FromDrawsRows(at, run, theta, level, doubt)
+    rows = tuple(found.of(quantities))
+    r_hat, effective = found.health
+    health = f"split R̂ at most {r_hat:.3f}, effective draws at least {effective:,.0f}"
+    run = dataclasses.replace(
+        run,
+        notes=(*run.notes, health, *given.notes()),
+        warnings=(*run.warnings, *given.warnings()),
+    )
+    return Sensitivity(rows, run, level, draws)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from ..base import validate
 from ..base.validate import Checked
 from ..core import admission
+from ..core.adapted import Adapted
 from ..core.decisions import acceptances
 from ..core.kernel import Kernel
 from ..core.loop import Loop, over_chains
@@ -133,11 +134,11 @@ class PathRecorder(Recorder):
 
 
 def trace(
-    kernel: Checked[Kernel],
+    kernel: Checked[Kernel | Adapted],
     theta: PyTree,
     key: Checked[Key[Array, ""]],
     *args: Any,
-    init: PyTree,
+    init: PyTree | None = None,
     num_steps: Checked[int],
     estimator: Checked[StochasticDerivative] | None = None,
 ) -> Trace:
@@ -164,7 +165,7 @@ def trace(
     estimator = StochasticDerivative() if estimator is None else estimator
     validate.instance(estimator, StochasticDerivative, where, "estimator")
     num_steps = validate.count(num_steps, "num_steps=...")
-    simulation = Simulation(kernel, given.init, nothing, estimator, num_steps, 0, 1)
+    simulation = Simulation(given.kernel, given.init, nothing, estimator, num_steps, 0, 1)
     admission.check_start(simulation, given.theta, given.key, given.args)
     return _follow(simulation, given.theta, given.key, given.args)
 

@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, PyTree
 
 from ..base import trees
 from ..core.chain import Stepper
-from ..core.kernel import Kernel, checked_noise
+from ..core.kernel import Kernel
 from ..core.plan import Plan
 from ..core.simulation import Simulation
+from ..core.update_checks import checked_noise
 from . import trials
 
 # At most this many updates of a kernel are tried, the first and the last among them.

@@ -15,9 +15,10 @@ from jaxtyping import Array, PyTree
 
 from ..base import trees
 from ..core.estimator import ValueOnly
-from ..core.kernel import Kernel, Update, checked_state
+from ..core.kernel import Kernel, Update
 from ..core.parameters import Parameters
 from ..core.simulation import Simulation
+from ..core.update_checks import checked_state
 from ..estimators import odds_of
 from ..fast import rounding
 from . import trials

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-# 2²⁰ configurations take seconds and some hundred megabytes.
+# 2²⁰ configurations take seconds and a few hundred megabytes.
 MOST_UNITS = 20
 
 
@@ -15,8 +15,8 @@ def configurations(
     """Every configuration of units that take one of two values."""
     if num_units > MOST_UNITS:
         raise ValueError(
-            f"{what} enumerates at most {MOST_UNITS} units, got {num_units}: estimate it from a run"
-            " of the sampler instead."
+            f"{what} enumerates at most {MOST_UNITS} units, got {num_units}: estimate it with"
+            " the sampler instead."
         )
     bits = (np.arange(2**num_units)[:, None] >> np.arange(num_units)) & 1
     return np.where(bits, values[1], values[0]).astype(float)

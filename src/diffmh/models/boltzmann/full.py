@@ -17,8 +17,8 @@ from .enumeration import configurations, log_sum_exp
 
 
 class Full(eqx.Module):
-    """`log g(s) = Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j` for spins `s_i = ±1`: the parameters, which
-    are also the form of the machine's moments.
+    """`log g(s) = Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j` for spins `s_i = ±1`. The same class holds
+    the parameters and the moments.
 
     - `fields`: h, of shape (n,).
     - `couplings`: J for the pairs (0, 1), (0, 2), ..., (n − 2, n − 1), of shape (n(n − 1)/2,).
@@ -37,7 +37,7 @@ class Full(eqx.Module):
 
     @staticmethod
     def zeros(num_spins: Checked[int]) -> Full:
-        """No fields and no couplings: every configuration alike."""
+        """No fields and no couplings: all configurations are equally probable."""
         count = validate.count(num_spins, "Full.zeros(num_spins=...)")
         return Full(jnp.zeros(count), jnp.zeros(count * (count - 1) // 2))
 
@@ -59,14 +59,14 @@ class Full(eqx.Module):
 
     @property
     def matrix(self) -> Float[Array, "n n"]:
-        """J as a symmetric matrix of zero diagonal."""
+        """J as a symmetric matrix with zero diagonal."""
         rows, columns = np.triu_indices(self.num_spins, 1)
         upper = jnp.zeros((self.num_spins, self.num_spins)).at[rows, columns].set(self.couplings)
         return upper + upper.T
 
     def log_density(self, s: Int[Array, "n"], *args: Any) -> Float[Array, ""]:
         """`log g(s)`, unnormalised."""
-        # Each pair stands twice in the symmetric matrix.
+        # Each pair occurs twice in the symmetric matrix.
         return s @ self.fields + 0.5 * (s @ self.matrix @ s)
 
     def moments(self, s: Int[Array, "n"], *args: Any) -> Full:
@@ -79,8 +79,9 @@ class Full(eqx.Module):
         return jnp.ones(self.num_spins, jnp.int8)
 
     def sampler(self) -> Sweep:
-        """A sweep of Gibbs draws, spin by spin; a kernel for any machine of this size."""
+        """A sweep of Gibbs draws, spin by spin; the kernel fits any machine of this size."""
 
+        # log p(s_i = 1)/p(s_i = −1) given the others; the diagonal of J is 0.
         def at(site):
             def log_odds(theta, s, *args):
                 return 2 * (theta.fields[site] + theta.matrix[site] @ s)
@@ -104,4 +105,5 @@ class Full(eqx.Module):
     def _terms(self) -> tuple[np.ndarray, np.ndarray]:
         s = configurations(self.num_spins, (-1, 1), "`Full`")
         matrix = np.asarray(self.matrix, float)
+        # ½, as each pair occurs twice in the symmetric matrix.
         return s, s @ np.asarray(self.fields, float) + 0.5 * np.sum((s @ matrix) * s, axis=1)

@@ -1,4 +1,4 @@
-"""The restricted machine: two layers, no couplings within a layer."""
+"""The restricted machine: two layers without couplings within a layer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Units(eqx.Module):
 
 
 class Restricted(eqx.Module):
-    """`log g(v, h) = a·v + b·h + v·W h` for units 0 and 1: the parameters, which are also the form
-    of the machine's moments.
+    """`log g(v, h) = a·v + b·h + v·W h` for units 0 and 1. The same class holds the parameters and
+    the moments.
 
     - `visible`: a, of shape (V,); `hidden`: b, of shape (H,); `couplings`: W, of shape (V, H).
 
@@ -73,7 +73,7 @@ class Restricted(eqx.Module):
         return Units(jnp.zeros_like(self.visible), jnp.zeros_like(self.hidden))
 
     def noise(self, key: Key[Array, ""]) -> Units:
-        """Each unit on or off with probability ½: a start that is drawn."""
+        """A random start: each unit is on with probability ½."""
         visible, hidden = (
             jax.random.bernoulli(key, 0.5, like.shape).astype(like.dtype)
             for key, like in zip(jax.random.split(key), (self.visible, self.hidden), strict=True)
@@ -81,9 +81,10 @@ class Restricted(eqx.Module):
         return Units(visible, hidden)
 
     def sampler(self) -> Cycle:
-        """A sweep: the hidden layer, then the visible one; a kernel for any machine of this
-        form.
+        """A sweep: first the hidden layer, then the visible one. The kernel fits any machine of
+        this size.
         """
+        # Given one layer, the units of the other are independent: each layer is one block.
         hidden = BlockGibbs(_hidden_log_odds, _hidden_layer, Restricted.log_density)
         visible = BlockGibbs(_visible_log_odds, _visible_layer, Restricted.log_density)
         return Cycle(hidden, visible)
@@ -118,11 +119,11 @@ class Restricted(eqx.Module):
 
     def _by_smaller_layer(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The configurations of the smaller layer, the log of each one's sum over the other layer,
-        and with what probability each unit there is on.
+        and the probabilities that each unit there is on.
         """
         a, b, w = (np.asarray(p, float) for p in (self.visible, self.hidden, self.couplings))
-        # Given one layer the units of the other are independent, so its 2ⁿ terms factorise: log Π
-        # (1 + e^input).
+        # Given one layer, the units of the other are independent, so its 2ⁿ terms factorise:
+        # log Π (1 + e^input).
         mine, other, w = (b, a, w.T) if b.size <= a.size else (a, b, w)
         units = configurations(mine.size, (0, 1), "`Restricted`")
         inputs = other + units @ w

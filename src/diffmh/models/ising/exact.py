@@ -1,4 +1,4 @@
-"""Exact averages at equilibrium: Kaufman's formula for any L, enumeration for small ones."""
+"""Exact averages at equilibrium: Kaufman's formula for any L, enumeration for small L."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def log_partition(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
     cosh, sinh = half + jnp.log1p(jnp.exp(-2 * half)), half + jnp.log1p(-jnp.exp(-2 * half))
     odd = index % 2 == 1
     over = lambda mask, terms: jnp.sum(jnp.where(mask, terms, 0.0))
-    # All four products in units of the first: they are of size e^{L²}, beyond any float.
+    # All four products relative to the first: they are of size e^{L²} and would overflow.
     reference = over(odd, cosh)
     first = 0.5 * size * (2 * coupling + jnp.log(jnp.tanh(coupling)))
 
@@ -59,20 +59,20 @@ def log_partition(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
     )
 
 
-# Below this coupling Kaufman's formula, whose terms of order 1/K cancel, gives way to products.
+# Below this coupling `weak_slope` is used: in Kaufman's formula, terms of order 1/K cancel.
 _WEAK = 0.02
 
 
 def weak_slope(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
     """`d log Z/dK` of the same lattice above the critical temperature, to full relative precision
-    however small K is.
+    for arbitrarily small K.
 
         Z = 2^N cosh(K)^{2N} · ½ (A_{½½} + A_{½0} + A_{0½} − A_{00}),   N = L²,   v = tanh K
         log A = N log(1 + v²) + ½ Σ_{p,q} log(1 − u s),
         s = cos p + cos q,   u = 2v (1 − v²)/(1 + v²)²
 
     over momenta `2π(k + ½)/L` or `2πk/L`. Since `Σ s` is 0 for L > 1, the sum in the slope of log A
-    is `Σ s/(1 − us) = u Σ s²/(1 − us)`: no term is left that is large beside the result.
+    is `Σ s/(1 − us) = u Σ s²/(1 − us)`, in which no large terms cancel.
     """
     v = jnp.tanh(coupling)
     turn = 2 * np.pi * np.arange(size) / size
@@ -89,6 +89,7 @@ def weak_slope(size: int, coupling: Float[Array, ""]) -> Float[Array, ""]:
         slope = 2 * number * v / (1 + v**2) - 0.5 * jax.grad(ratio)(v) * total
         return jnp.exp(number * jnp.log1p(v**2) + 0.5 * jnp.sum(jnp.log1p(-u * s))), slope
 
+    # The four sectors of boundary conditions, of which the fully periodic one counts negatively.
     sectors = [sector(half, half), sector(half, whole), sector(whole, half), sector(whole, whole)]
     signs = (1.0, 1.0, 1.0, -1.0)
     total = sum(sign * a for sign, (a, _) in zip(signs, sectors, strict=True))
@@ -109,7 +110,7 @@ def exact(
 ) -> Exact:
     """Exact averages at equilibrium without field, by Kaufman's formula in double precision.
 
-    Refused: a temperature or an interaction that is not positive, for which it does not hold.
+    Raises an error unless temperature and interaction are positive, as the formula requires.
 
     >>> from diffmh.models import ising
     >>> round(ising.exact(12, 3.0).energy, 6)
@@ -139,7 +140,7 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     """Exact averages of a lattice of size at most 4 over all its `2^(L²)` states, with any
     interaction and field.
 
-    With κ_n the cumulants of H: `E = κ_1`, `C = κ_2/T²` and, the interaction and field being fixed,
+    With κ_n the cumulants of H: `E = κ_1`, `C = κ_2/T²` and, at fixed interaction and field,
     `dC/dT = κ_3/T⁴ − 2κ_2/T³`.
 
     >>> from diffmh.models import ising
@@ -148,8 +149,8 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     """
     if not 2 <= validate.count(size, "enumerated(size=...)") <= 4:
         raise ValueError(
-            f"`enumerated(size=...)` goes over all states and takes sizes from 2 to 4, got {size}:"
-            " see `exact`."
+            f"`enumerated(size=...)` sums over all states, so `size` must be from 2 to 4, got"
+            f" {size}: use `exact` for larger lattices."
         )
     where = "enumerated(theta=...)"
     temperature, interaction, field = (
@@ -161,7 +162,7 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
     x = 1 - 2 * ((codes[:, None] >> np.arange(size * size)) & 1).reshape(-1, size, size)
     bonds = np.sum(x * (np.roll(x, 1, axis=1) + np.roll(x, 1, axis=2)), axis=(1, 2))
     energy = -interaction * bonds - field * np.sum(x, axis=(1, 2))
-    # From the lowest energy, so that the largest weight is 1 and none overflows.
+    # Relative to the lowest energy, so that the largest weight is 1 and none overflows.
     weight = np.exp(-(energy - energy.min()) / temperature)
     weight /= weight.sum()
     mean = np.sum(weight * energy)
@@ -174,7 +175,7 @@ def enumerated(size: Checked[int], theta: Parameter | Any) -> Exact:
 
 
 def peak(size: Checked[int], interaction: Checked[float] = 1.0) -> float:
-    """The temperature at which the heat capacity of the L×L lattice is greatest, by bisection of
+    """The temperature at which the heat capacity of the L×L lattice is largest, by bisection of
     `dC/dT` (Kaufman).
 
     >>> from diffmh.models import ising
@@ -187,6 +188,6 @@ def peak(size: Checked[int], interaction: Checked[float] = 1.0) -> float:
     low, high = 1.5, 4.0
     for _ in range(35):
         middle = 0.5 * (low + high)
-        # C rises below its one peak and falls above it.
+        # C has a single peak.
         low, high = (middle, high) if exact(size, middle).heat_capacity_slope > 0 else (low, middle)
     return 0.5 * (low + high) * float(interaction)

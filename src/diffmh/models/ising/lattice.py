@@ -1,9 +1,9 @@
 """The periodic L×L lattice, `H = −θ Σ x_i x_j − h Σ x_i`, at temperature T with k_B = 1: states and
 observables.
 
-A state is a lattice of spins ±1 of shape (L, L), or, for even L, the same by the colours of the
-checkerboard: the sites of one colour have all their neighbours in the other, so they decide
-independently given it.
+A state is a lattice of spins ±1 of shape (L, L) or, for even L, the same spins by the colours of
+the checkerboard. All neighbours of a site have the other colour, so given it, the sites of one
+colour are independent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...base.validate import Checked
 
 
 class Parameter(NamedTuple):
-    """The parameters, to be differentiated. A kernel takes it as theta, or a bare temperature for
+    """The parameters, to be differentiated. A kernel takes it as theta, or a temperature alone, for
     `interaction=1, field=0`.
     """
 
@@ -30,8 +30,8 @@ class Parameter(NamedTuple):
 
 
 class Spins(eqx.Module):
-    """A lattice of spins ±1 by colour. Row i of `black` holds the columns of the parity of i,
-    row i of `white` the others. Floats where they are averages over several states.
+    """A lattice of spins ±1 by colour. Row i of `black` holds the columns of the same parity as i,
+    row i of `white` the others. The spins are floats if they are averages over several states.
     """
 
     black: Num[Array, "L half"]
@@ -45,7 +45,7 @@ class Spins(eqx.Module):
 
     def lattice(self) -> Num[Array, "L L"]:
         """The spins by row and column."""
-        # Row i of `black` has the columns of parity i: in even rows black stands first.
+        # Row i of `black` has the columns of parity i: in even rows, black comes first.
         even = jnp.arange(self.black.shape[0])[:, None] % 2 == 0
         first, second = (
             jnp.where(even, self.black, self.white),
@@ -63,7 +63,7 @@ def spins(lattice: Checked[Int[ArrayLike, "L L"]]) -> Spins:
     size = lattice.shape[0] if lattice.ndim else 0
     if lattice.ndim != 2 or lattice.shape != (size, size) or size % 2 or size < 4:
         raise ValueError(
-            "`spins(lattice)` takes a square lattice of even size at least 4, got shape"
+            "`spins(lattice)` needs a square lattice of even size at least 4, got shape"
             f" {lattice.shape}."
         )
     pairs = lattice.reshape(size, size // 2, 2)
@@ -79,22 +79,23 @@ def cold(size: Checked[int]) -> Spins:
 
 
 def neighbours(x: Spins, colour: int) -> Num[Array, "L half"]:
-    """The sum of the four neighbours of each site of a colour, all of the other colour."""
+    """The sum of the four neighbours, all of the other colour, of each site of a colour."""
     other = x.colour(1 - colour)
     even = jnp.arange(other.shape[0])[:, None] % 2 == 0
     around = _with_border(other)
-    # Beside site k of its row stand the other colour's site k, and k − 1 or k + 1 by the parity of
-    # row and colour.
+    # The neighbours of site k in its row are site k of the other colour, and k − 1 or k + 1,
+    # depending on the parity of row and colour.
     before, after = around[1:-1, :-2], around[1:-1, 2:]
     beside = jnp.where(even, before, after) if colour == 0 else jnp.where(even, after, before)
     return around[:-2, 1:-1] + around[2:, 1:-1] + other + beside
 
 
 def _with_border(spins: Num[Array, "L half"]) -> Num[Array, "L+2 half+2"]:
-    """With the spins that stand beyond the edges of a torus, but for the corners. Written into one
-    array: four rolled copies would be made anew in each operation that they are fused into.
+    """The spins with a periodic border, without its corners. Written into one array: otherwise four
+    rolled copies would be computed again in each fused operation.
     """
     rows, columns = spins.shape
+    # Corners stay 0: no site has a diagonal neighbour.
     padded = jnp.zeros((rows + 2, columns + 2), spins.dtype)
     parts = {
         (1, 1): spins,
@@ -112,7 +113,7 @@ def bonds(x: State) -> Float[Array, ""]:
     """`Σ x_i x_j` over the 2L² bonds."""
     if isinstance(x, Spins):
         # Each bond has a black and a white end. Summed from the colour that holds averages, if one
-        # does: its derivative is then the sum of neighbours that a step needs anyway.
+        # does: its derivative is then the sum of neighbours, which a step needs anyway.
         colour = int(jnp.issubdtype(x.white.dtype, jnp.floating))
         products = x.colour(colour) * neighbours(x, colour)
     else:
@@ -126,8 +127,8 @@ def magnetisation(x: State) -> Float[Array, ""]:
 
 
 def _total(numbers: Array) -> Array:
-    """Exact, unless spins are averages over several states: whole numbers up to 4 are added as
-    floats as long as that is exact, which is faster; and so is what becomes an int32 before.
+    """The sum; exact unless spins are averages over several states. Integers up to 4 are added as
+    floats while that is exact, otherwise as int32: floats are faster.
     """
     if not jnp.issubdtype(numbers.dtype, jnp.integer):
         return jnp.sum(numbers)
@@ -150,14 +151,14 @@ def energy_moments(theta: Parameter | Any, x: State) -> tuple[Float[Array, ""], 
 def excitation_moments(
     theta: Parameter | Any, x: State
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`H − H_0` and its square, from the ground state's `H_0 = −2θL²` without field: f for the heat
-    capacity in float32.
+    """`H − H_0` and its square, relative to the ground state's `H_0 = −2θL²` without field: f for
+    the heat capacity in float32.
 
-    A variance does not depend on the origin. From the ground state both moments are small where the
-    variance is, so that their difference keeps its digits at low temperature.
+    A variance does not depend on the origin. Relative to the ground state both moments are small if
+    the variance is, so their difference keeps its digits at low temperature.
     """
     sites = sum(part.size for part in jax.tree.leaves(x))
-    # The shift depends on θ: so does the ground state's energy, and the derivative must know it.
+    # The ground state's energy depends on θ, so it must be part of the derivative.
     value = energy(theta, x) + 2 * sites * parameter(theta).interaction
     return value, value**2
 
@@ -170,5 +171,5 @@ def heat_capacity(
 
 
 def parameter(theta: Parameter | Any) -> Parameter:
-    """theta as a `Parameter`, whichever way it was given."""
+    """theta as a `Parameter`, from a `Parameter` or a temperature."""
     return theta if isinstance(theta, Parameter) else Parameter(theta)

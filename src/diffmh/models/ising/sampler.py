@@ -1,4 +1,4 @@
-"""Sweeps over the lattice: the checkerboard's half-sweeps, and the paper's, site by site in
+"""Sweeps over the lattice: half-sweeps of the checkerboard, and the paper's sweep, site by site in
 random order.
 """
 
@@ -14,16 +14,18 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from ...base import validate
 from ...base.validate import Checked
+from ...core.block_update import BlockUpdate
 from ...core.decisions import Acceptance
-from ...core.kernel import BlockUpdate, DensityOdds, Kernel, State
+from ...core.kernel import Kernel, State
+from ...core.odds import DensityOdds
 from ...core.parameters import Parameters
 from ...kernels import Cycle
 from .lattice import Spins, energy, neighbours, parameter
 
 
 def proposed(mine: Int[Array, "..."], words: UInt32[Array, "..."], flip: bool) -> Array:
-    """The spin proposed to each site: its flip, or ±1 by the lowest bit of a random word."""
-    # A choice of two constants: conversion of words to small integers is slow.
+    """The spin proposed to each site: its flip, or ±1 by the lowest random bit."""
+    # A choice of two constants: converting uint32 to small integers is slow.
     up, down = jnp.ones((), mine.dtype), -jnp.ones((), mine.dtype)
     return -mine if flip else jnp.where((words & 1) != 0, up, down)
 
@@ -31,8 +33,8 @@ def proposed(mine: Int[Array, "..."], words: UInt32[Array, "..."], flip: bool) -
 def decide(
     parameters: Parameters, mine: Array, around: Array, words: UInt32[Array, "..."], flip: bool
 ) -> Acceptance:
-    """The decision of each site, whose uniform is in the high 24 bits of its word."""
-    # Conversion of signed integers is the fast one.
+    """The decision of each site; its uniform is in the high 24 of its random bits."""
+    # Signed integers convert to floats faster.
     uniform = (words >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
 
     def log_ratio(theta, bonds, change, *args):
@@ -41,8 +43,8 @@ def decide(
         return gain / theta.temperature
 
     change = proposed(mine, words, flip) - mine
-    # In small integers as far as it goes: all of a row at once.
-    # Change of a spin, 0 or ±2, times the sum of four neighbours: at most 8, which int8 holds.
+    # In int8, a whole row at once: the change of a spin, 0 or ±2, times the sum of four neighbours
+    # is at most 8.
     bonds = (change * around).astype(jnp.float32)
     return Acceptance.draw(
         uniform, parameters.evaluate(log_ratio, bonds, change.astype(jnp.float32))
@@ -50,7 +52,7 @@ def decide(
 
 
 def _times(factor: Any, numbers: Array) -> Array | float:
-    """Their product, of which nothing is computed if the factor is a plain 0 or 1."""
+    """The product; nothing is computed if the factor is a Python 0 or 1."""
     if isinstance(factor, float) and factor in (0.0, 1.0):
         return numbers if factor else 0.0
     return factor * numbers
@@ -62,23 +64,23 @@ def log_density(theta: Any, x: Any, *args: Any) -> Float[Array, ""]:
 
 
 class IsingUpdate(BlockUpdate):
-    """Sites of a lattice that have no neighbours among each other. One random word per site holds
-    its proposal and its accept uniform.
+    """Sites of a lattice of which no two are neighbours. The 32 random bits of a site hold its
+    proposal and its accept uniform.
 
     With `flip=False` each site is proposed ±1 with probability ½ (the paper's heat bath), and the
     alternative gets the same proposals and uniforms: a monotone coupling. With `flip=True` each
-    site is proposed to flip, the paper's "uncoupled": chains rarely meet.
+    site is proposed to flip (the paper's "uncoupled"): chains rarely meet.
     """
 
     flip: bool = eqx.field(static=True, default=False, kw_only=True)
 
     @abstractmethod
     def sites(self, x: Any) -> Array:
-        """The spins of its sites."""
+        """The spins of the sites."""
 
     @abstractmethod
     def with_block(self, x: Any, block: Array) -> Any:
-        """The lattice with other spins there."""
+        """The lattice with the spins at the sites replaced."""
 
     @abstractmethod
     def around(self, x: Any) -> Array:
@@ -102,12 +104,17 @@ class IsingUpdate(BlockUpdate):
         spins = self.sites(x)
         return self.with_block(x, jnp.where(outcome, proposed(spins, noise, self.flip), spins))
 
+    def leads_nowhere(self, step, noise):
+        # A site that is proposed the spin it has gains nothing whatever θ is: its weight is 0.
+        return None
+
     def block(self, x):
         return self.sites(x).astype(float)
 
     def expected_block(self, parameters, x, noise):
-        """Over the proposals as well: a flip is proposed with probability 1, or ½."""
+        """The average over the proposals as well: a flip is proposed with probability 1 or ½."""
         spins, around = self.sites(x), self.around(x)
+        # The mean is spin · (1 − 2 P(flip)), where P(flip) is `change` times 1 or ½.
         change = decide(parameters.value_only(), spins, around, noise, flip=True).probability
         return spins * (1 - change * (2.0 if self.flip else 1.0))
 
@@ -154,8 +161,8 @@ class SiteUpdate(IsingUpdate):
 
 
 class SequentialSweep(Kernel):
-    """The paper's sweep: every site of the lattice in turn, rows and columns in an order drawn
-    anew for each sweep.
+    """The paper's sweep: every site of the lattice in turn, with a new random order of rows and
+    columns for each sweep.
     """
 
     size: int = eqx.field(static=True)
@@ -168,6 +175,7 @@ class SequentialSweep(Kernel):
         return State(x)
 
     def distribute(self, make, key):
+        # Each site of the sweep has its own noise, and each sweep its own order.
         key_order, key_sites = jax.random.split(key)
         site_keys = jax.random.split(key_sites, self.size**2)
         update = self.updates()[0]
@@ -179,7 +187,7 @@ class SequentialSweep(Kernel):
 
     def fold(self, advance, carry, noise):
         (rows, columns), site_noise = noise
-        # Every site once, by a random order of the rows and one of the columns.
+        # Every site once: a random order of the rows and a random order of the columns.
         sites = jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
 
         def visit(carry, now):

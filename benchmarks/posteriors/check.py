@@ -1,0 +1,104 @@
+"""`diffmh.sensitivity` on fifteen posteriors in one line each, against the references.
+
+    python benchmarks/posteriors/check.py [--pymc] [--seed N] [NAME ...]
+
+Prints for each model the largest |z| of its unmarked rows, the share of rows that are unmarked, and
+CPU time relative to `posterior.sample`, both compiled. `--pymc` runs the four models that are
+written for PyMC too, in double precision, which PyTensor switches JAX to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from models import CASES, Case, arrays
+
+import diffmh
+
+FILE = pathlib.Path(__file__).parent / "references.json"
+
+
+def cpu_seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.process_time()
+    result = run()
+    return time.process_time() - began, result
+
+
+def z_scores(made: diffmh.Sensitivity, rows: list[dict]) -> dict[tuple[str, str], float]:
+    """Of the unmarked rows, the reference's error included."""
+    wanted = {(row["quantity"], row["hyperparameter"]): row for row in rows}
+    found = {}
+    for row in made.rows:
+        name = (row.quantity, row.hyperparameter)
+        reference = wanted.pop(name)
+        own = (row.high - row.low) / (2 * 1.96)
+        if row.trusted:
+            error = math.hypot(own, reference["error"])
+            found[name] = (row.derivative - reference["derivative"]) / error
+    assert not wanted, f"no row for {sorted(wanted)}"
+    return found
+
+
+def checked(case: Case, posterior: diffmh.Posterior, seed: int, references: dict) -> dict[str, Any]:
+    key, again = jax.random.split(jax.random.key(seed))
+    compiling, made = cpu_seconds(lambda: diffmh.sensitivity(posterior, case.f, key))
+    sampling, draws = cpu_seconds(lambda: posterior.sample(again))
+    whole, _ = cpu_seconds(lambda: diffmh.sensitivity(posterior, case.f, again))
+    scores = z_scores(made, references[case.name])
+    worst = max(scores, key=lambda name: abs(scores[name])) if scores else None
+    return {
+        "rows": len(made.rows),
+        "unmarked": len(scores),
+        "z": abs(scores[worst]) if worst else math.nan,
+        "worst": worst,
+        "rms": float(np.sqrt(np.mean(np.square(list(scores.values()))))) if scores else math.nan,
+        "first": compiling,
+        "sample": sampling,
+        "ratio": whole / sampling,
+        "diverging": int(draws.sample_stats["diverging"].sum()),
+        "depth": int(draws.sample_stats["tree_depth"].max()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--pymc", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    references = json.loads(FILE.read_text())
+    if given.pymc:
+        from pymc_models import MODELS
+
+    rows = unmarked = 0
+    for name in given.names or (MODELS if given.pymc else CASES):
+        case = CASES[name]
+        if given.pymc:
+            posterior = diffmh.from_pymc(MODELS[name](), theta=case.theta)
+        else:
+            posterior = diffmh.from_numpyro(case.model, *arrays(case), theta=case.theta)
+        found = checked(case, posterior, given.seed, references)
+        rows, unmarked = rows + found["rows"], unmarked + found["unmarked"]
+        print(
+            f"{name:22} max |z| {found['z']:4.1f} {'ok  ' if found['z'] < 4 else 'HIGH'}"
+            f" rms {found['rms']:.2f}  unmarked {found['unmarked']}/{found['rows']}"
+            f"  CPU: first {found['first']:.1f} s, sample {found['sample']:.1f} s,"
+            f" ratio {found['ratio']:.2f}  divergences {found['diverging']}"
+            f"  depth {found['depth']}  {found['worst']}",
+            flush=True,
+        )
+    print(f"unmarked rows: {unmarked} of {rows}, {unmarked / rows:.0%} (goal ≥ 90 %)")
+
+
+if __name__ == "__main__":
+    main()

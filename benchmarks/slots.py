@@ -1,0 +1,188 @@
+"""The price of K alternatives, of few chains and of lattices of every size, against the bars of
+`docs/speed.md`:
+
+    taskset -c 0 python benchmarks/slots.py [--small-loops] [--default | --held-out] [PART ...]
+
+Parts: normal, few, mixture, lattices. All programs of a part are interleaved in one process; times
+are the least of several, of the processor. `--default` runs the ten problems of `docs/honest.md`
+instead, at 16 and at 512 chains: variance × time of the default over the least of K = 1 … 16;
+`--held-out` five others, which took no part in the choice of the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import sys
+import time
+
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+import diffmh
+
+if "--small-loops" in sys.argv:
+    diffmh.configure(small_loops=True)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from timing import best_times, row
+
+from diffmh.models import gaussian, ising, mixture
+
+KEY = jax.random.key(0)
+COUNTS = (1, 2, 4, 8)
+REPEATS = 9
+
+
+def programs(f, kernel, start, theta, num_chains, num_samples, counts=COUNTS):
+    """The value, and the gradient with each K, by name."""
+    found = {}
+    for count in counts:
+        mean = diffmh.expectation(
+            f,
+            kernel,
+            init=start,
+            num_samples=num_samples,
+            num_chains=num_chains,
+            estimator=diffmh.StochasticDerivative(alternatives=count),
+        )
+
+        def total(theta, mean=mean):
+            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(mean(theta, KEY)))
+
+        gradient = jax.jit(jax.value_and_grad(total))
+        found[count] = lambda gradient=gradient: gradient(theta)
+        if count == 1:
+            value = jax.jit(total)
+            found["value"] = lambda value=value: value(theta)
+    return found
+
+
+def ratios(name: str, times: dict, bars: dict[int, float], to_value: float | None):
+    """The bars of one problem: K against K = 1, and K = 1 against the value."""
+    for count, bar in bars.items():
+        ratio = times[count] / times[1]
+        yield row(f"{name}: K = {count} / K = 1", f"{ratio:.2f}", f"≤ {bar:g}", ratio <= bar)
+    ratio = times[1] / times["value"]
+    bar, met = ("–", True) if to_value is None else (f"≤ {to_value:g}", ratio <= to_value)
+    yield row(f"{name}: gradient at K = 1 / value", f"{ratio:.2f}", bar, met)
+
+
+def normal():
+    given = (lambda theta, x: x, gaussian.sampler(), 0.0, 0.5)
+    times = best_times(programs(*given, 4096, 200), REPEATS, time.process_time)
+    yield from ratios("N(θ,1), 4096 chains", times, {2: 1.35, 4: 1.9, 8: 3.2}, 2.3)
+
+
+def few():
+    given = (lambda theta, x: x, gaussian.sampler(), 0.0, 0.5)
+    times = best_times(programs(*given, 16, 4000, (1, 4, 8)), REPEATS, time.process_time)
+    to_value = 3.0 if "--small-loops" in sys.argv else 4.0
+    yield from ratios("N(θ,1), 16 chains", times, {4: 1.1, 8: 1.25}, to_value)
+
+
+def mixtures():
+    given = (mixture.indicator, mixture.sampler(), 0, 0.4)
+    times = best_times(programs(*given, 16, 4000, (1, 4)), REPEATS, time.process_time)
+    yield from ratios("mixture, 16 chains", times, {4: 1.5}, None)
+
+
+def lattices():
+    """Per site, all sizes interleaved; K on the smallest."""
+    sizes = {(12, 256): 40, (64, 16): 10, (512, 2): 2}
+    functions = {}
+    for (size, chains), steps in sizes.items():
+        counts = COUNTS if size == 12 else (1,)
+        given = (ising.energy, ising.sampler(), ising.cold(size), 3.0)
+        for name, run in programs(*given, chains, steps, counts).items():
+            functions[size, name] = run
+    times = best_times(functions, REPEATS, time.process_time)
+    of_small = {name: times[12, name] for name in (*COUNTS, "value")}
+    yield from ratios("Ising 12×12, 256 chains", of_small, {2: 1.6, 4: 2.5, 8: 4.0}, None)
+    per_site = {
+        (size, name): 1e9 * seconds / (steps * chains * size**2)
+        for (size, chains), steps in sizes.items()
+        for (other, name), seconds in times.items()
+        if other == size
+    }
+    for size, chains in list(sizes)[1:]:
+        what = f"Ising {size}×{size}, {chains} chains"
+        ratio = per_site[size, 1] / per_site[12, 1]
+        ns = f"{per_site[size, 1]:.1f} ns, {ratio:.2f}"
+        yield row(f"{what}: gradient per site / 12×12", ns, "≤ 1.5", ratio <= 1.5)
+        ratio = per_site[size, 1] / per_site[size, "value"]
+        yield row(f"{what}: gradient / value", f"{ratio:.2f}", "≤ 3", ratio <= 3)
+
+
+PARTS = {"normal": normal, "few": few, "mixture": mixtures, "lattices": lattices}
+
+
+def default(held_out: bool = False):
+    """Variance × time of each K on the ten problems, or five others, relative to the least."""
+    from compare import problems as ten
+    from problems import held_out as five
+
+    problems = [(problem, False) for problem in five()] if held_out else ten()
+    excess = []
+    for num_chains in (16, 512):
+        for problem, composed in problems:
+            costs, chosen = costs_of(problem, composed, num_chains)
+            least = min(costs.values())
+            excess.append((costs[chosen] / least, costs[1] / least))
+            line = ", ".join(f"K = {count}: {cost / least:.2f}" for count, cost in costs.items())
+            print(f"{problem.name}, {num_chains} chains: {line}; default {chosen}", flush=True)
+    now, before = np.array(excess).T
+    mean = lambda ratios: math.exp(np.mean(np.log(ratios)))
+    yield row("default / least, geometric mean", f"{mean(now):.2f}", "≤ 1.15", mean(now) <= 1.15)
+    yield row("default / least, worst", f"{now.max():.2f}", "≤ 1.6", now.max() <= 1.6)
+    yield f"K = 1 everywhere: geometric mean {mean(before):.2f}, worst {before.max():.2f}"
+
+
+def costs_of(problem, composed: bool, num_chains: int):
+    """Variance × time for each K, the geometric mean over entries; and the default's K. Variances
+    are those of 512 chains, which are independent, whatever number of them is timed.
+    """
+    many = dataclasses.replace(problem, num_chains=512)
+    few = dataclasses.replace(problem, num_chains=num_chains)
+    runs, variances = {}, {}
+    for count in (1, 2, 4, 8, 16):
+        estimator = diffmh.StochasticDerivative(alternatives=count)
+        timed, sampled = (_made(each, estimator, composed) for each in (few, many))
+        slope = jax.jit(jax.jacfwd(timed))
+        runs[count] = lambda slope=slope: slope(problem.theta, KEY)
+        each = jax.tree.leaves(jax.jit(jax.jacfwd(sampled.per_chain))(problem.theta, KEY))
+        flat = np.concatenate([np.asarray(leaf, float).reshape(512, -1) for leaf in each], axis=1)
+        spread = flat.var(axis=0, ddof=1)
+        variances[count] = math.exp(np.mean(np.log(spread[spread > 0])))
+    times = best_times(runs, 5, time.process_time)
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves(problem.theta))
+    chosen = diffmh.StochasticDerivative().with_alternatives(size).num_alternatives
+    return {count: variances[count] * times[count] for count in runs}, chosen
+
+
+def _made(problem, estimator, composed):
+    made = problem.expectation(estimator)
+    return diffmh.compose(lambda h, p: mixture.entropy(p), made) if composed else made
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--small-loops", action="store_true", help="the switch of docs/speed.md")
+    options.add_argument("--default", action="store_true", help="the ten problems")
+    options.add_argument("--held-out", action="store_true", help="five other problems")
+    options.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    given = options.parse_args()
+    parts = [PARTS[name] for name in given.parts or PARTS]
+    if given.default or given.held_out:
+        parts = [lambda: default(given.held_out)]
+    for part in parts:
+        for line in part():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

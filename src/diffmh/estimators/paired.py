@@ -1,0 +1,338 @@
+"""Pairs of chains: what a pair carries and observes, for the equilibrium's derivative and for the
+finite chain's with the covariance as its control.
+
+With X, Y, c_t and e_t of `core.pair`, and G_t the sum over all later steps of what a birth in the
+step from t to t + 1 contributes,
+
+    D = Σ_t (c_t + e_t) G^X_t − Σ_t e_t G^Y_{t−L} + H(∂f)
+
+has the mean of the equilibrium's derivative. e_t is known when the birth happens: it depends on t
+and on whether the chains have met. So D is the sum over two sets of slots, of X and of Y, whose
+births are scaled. A pair is finished when t > last, the chains have met and all slots are empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from ..core import alternatives, pair
+from ..core.alternatives import Alternatives, Events, Transition
+from ..core.estimator import Estimator, Observation, ValueOnly
+from ..core.kernel import Update
+from ..core.pair import PairSchedule, Second, weigh
+from ..core.update_checks import checked_noise
+from ..core.values import Value
+from . import mixing
+from .pair_recorder import PairRecorder
+
+
+class Pair(eqx.Module):
+    """The second chain beside a primal, and the alternatives of both.
+
+    `slots` are the primal's; `corrections` are further ones of the primal, for the finite chain
+    only; `second_slots` are those of the second chain. `origin` is the score at the start.
+    """
+
+    second: Second
+    slots: Alternatives | None
+    corrections: Alternatives | None
+    second_slots: Alternatives | None
+    origin: Float[Array, "P *C"] | None
+
+    @property
+    def weight(self) -> Float[Array, "K P"]:
+        """The weights of the primal's slots, which a report counts."""
+        if self.slots is None:
+            raise AttributeError("a pair without alternatives")
+        return self.slots.weight
+
+    @property
+    def alive(self) -> Bool[Array, "K"]:
+        if self.slots is None:
+            raise AttributeError("a pair without alternatives")
+        return self.slots.alive
+
+    @property
+    def idle(self) -> Bool[Array, "*C"]:
+        """True if all slots are empty; of one chain or, chains last, of several."""
+        return self._empty(self.slots) & self._empty(self.corrections) & self.second_idle
+
+    @property
+    def second_idle(self) -> Bool[Array, "*C"]:
+        """True if the second chain's slots are empty."""
+        return self._empty(self.second_slots)
+
+    def _empty(self, slots: Alternatives | None) -> Bool[Array, "*C"]:
+        if slots is None:
+            return jnp.ones_like(self.second.met)
+        # A slot is empty if and only if its weight is 0 for every parameter.
+        return jnp.all(slots.weight == 0, axis=(0, 1))
+
+
+class PairNoise(eqx.Module):
+    """The coupling's randomness, one draw for both chains' alternatives and the second chain; and
+    the uniform that prunes. All sets of slots prune by it: the mean of each is right by itself.
+    """
+
+    coupling: PyTree
+    prune: Float[Array, "..."] | None
+
+    @staticmethod
+    def draw(
+        update: Update, key: Key[Array, ""], x: PyTree, num_steps: int, prunes: bool
+    ) -> PairNoise:
+        key_coupling, key_prune = jax.random.split(key)
+        uniform = jax.random.uniform(key_prune, (num_steps,)) if prunes else None
+        noise = update.coupling_noise(key_coupling, x, num_steps)
+        name = f"{update.name_in_messages}.coupling_noise"
+        return PairNoise(checked_noise(noise, num_steps, name), uniform)
+
+
+class PairTerms(eqx.Module):
+    """The sums of a pair over its steps, n times over: `value` is H(f), and `plain` the sum of f
+    over the samples; `derivative` is D or, for the finite chain, F, and `correction` then F − D;
+    `product`, `score` and `explicit` are `H(f s)`, `H(s)` and `H(∂f)` with s less its value at the
+    start. What is not wanted is `None`.
+    """
+
+    value: Float[Array, "F *C"]
+    plain: Float[Array, "F *C"] | None
+    derivative: Float[Array, "P F *C"] | None
+    correction: Float[Array, "P F *C"] | None
+    product: Float[Array, "P F *C"] | None
+    score: Float[Array, "P *C"] | None
+    explicit: Float[Array, "P F *C"] | None
+
+
+class PlaceTerms(eqx.Module):
+    """At one place: f, s less its value at the start, f s and ∂f; `None` if it is not wanted."""
+
+    value: Float[Array, "F"]
+    score: Float[Array, "P"] | None
+    product: Float[Array, "P F"] | None
+    explicit: Float[Array, "P F"] | None
+
+
+class PairEstimator(Estimator):
+    """Pairs of chains with `alternatives` slots for each chain, and the sums of the covariance if
+    `covariance`; with neither, the value alone. `finite`: F of the finite chain, and `F − D`.
+    """
+
+    schedule: PairSchedule
+    alternatives: int = eqx.field(static=True)
+    covariance: bool = eqx.field(static=True)
+    finite: bool = eqx.field(static=True, default=False)
+    # All pairs have met, and the second chains' slots are empty: they are the primals.
+    merged: bool = eqx.field(static=True, default=False)
+    # Before the samples: c_t = e_t = 0, so there are no births and nothing is added up.
+    burning_in: bool = eqx.field(static=True, default=False)
+    carries_tangents = False
+    has_second_start = True
+
+    @property
+    def differentiates_steps(self) -> bool:  # pyright: ignore
+        return self.alternatives > 0
+
+    @property
+    def differentiates_f(self) -> bool:  # pyright: ignore
+        return self.alternatives > 0 or self.covariance
+
+    def for_value(self):
+        if self.finite:
+            return ValueOnly()
+        return PairEstimator(self.schedule, 0, False)
+
+    def most_steps(self, num_steps):
+        return self.schedule.max_steps
+
+    def recorder(self, averages):
+        return PairRecorder(self, averages.diagnose)
+
+    def own_noise(self, update, key, x, num_steps):
+        return PairNoise.draw(update, key, x, num_steps, self.alternatives > 0)
+
+    def start(self, at):
+        size, dtype = at.parameters.size, at.parameters.dtype
+        own = at.state if at.second is None else at.second
+        second = Second.start(pair.as_second(own, own), at.past, at.state)
+
+        def slots(wanted: bool) -> Alternatives | None:
+            if not wanted or not self.alternatives:
+                return None
+            return alternatives.none_yet(at.state, at.past, self.alternatives, size, dtype)
+
+        # A covariance does not see a constant, and without it float32 loses fewer digits of H(f s)
+        # − H(f) H(s).
+        origin = _score(at) if self.covariance else None
+        return Pair(second, slots(True), slots(self.finite), slots(True), origin)
+
+    def begin(self, memory: Pair):
+        return dataclasses.replace(memory, second=memory.second.begin(self.schedule))
+
+    def look_back(self, memory: Pair):
+        back = lambda slots: None if slots is None else alternatives.look_back(slots)
+        return dataclasses.replace(
+            memory,
+            second=memory.second.look_back(self.schedule),
+            slots=back(memory.slots),
+            corrections=back(memory.corrections),
+            second_slots=back(memory.second_slots),
+        )
+
+    def advance(self, memory: Pair, at):
+        noise: PairNoise = at.own_noise
+        if not self.merged:
+            memory = self._second_step(memory, at, noise)
+        if memory.slots is None or self.burning_in:
+            return memory, None
+        # `met` is of the beginning of the step, which e_t may depend on: if it depended on what the
+        # step decides, E[e_t G_t] would not be E[e_t E(G_t | X_t)].
+        t, excess = memory.second.time, self._excess(memory.second.time, memory.second.met)
+        counted = self.schedule.counted(t).astype(int)
+        # Of the finite chain: F's births are 0 ≤ t < last, of which D counts those from `first` on,
+        # to their end; and that of t = last, whose sum begins after the samples.
+        scale = (t <= self.schedule.last).astype(int) if self.finite else counted + excess
+        slots, events = self._births(memory.slots, at, noise, scale)
+        corrections = memory.corrections
+        if corrections is not None:
+            scale = (t < self.schedule.first).astype(int) - excess
+            corrections, _ = self._births(corrections, at, noise, scale)
+        return dataclasses.replace(memory, slots=slots, corrections=corrections), events
+
+    def _excess(self, t: Int[Array, ""], met: Bool[Array, ""]) -> Int[Array, ""] | int:
+        """`n e_t`, with `met` at t."""
+        return 0 if self.merged else self.schedule.excess(t, met)
+
+    def _births(
+        self, slots: Alternatives, at: Transition, noise: PairNoise, scale: Array
+    ) -> tuple[Alternatives, Events]:
+        """A step of the primal's alternatives, births scaled."""
+        assert noise.prune is not None
+        flips = _scaled_flips(at, scale)
+        return alternatives.follow(slots, at, noise.coupling, noise.prune, flips)
+
+    def _second_step(self, memory: Pair, at: Transition, noise: PairNoise) -> Pair:
+        """The step of the second chain and its alternatives."""
+        second, slots = memory.second, memory.second_slots
+        parameters = at.parameters if self.alternatives else at.parameters.value_only()
+        step = pair.transition(at, second.state, noise.coupling, parameters)
+        after = second.after(step, at, self.schedule)
+        if slots is None or self.burning_in:
+            return dataclasses.replace(memory, second=after)
+        assert noise.prune is not None
+        # Beside the primal's step with the second chain's own coupling noise: each of them is a
+        # function of the primal's step, that noise and its own state. So an alternative that is
+        # where the second chain is stays there, and has by itself the law of the kernel.
+        moved = alternatives.propagate(slots, at, noise.coupling)
+        here = dataclasses.replace(step, after=after.state)
+        beside = dataclasses.replace(at, step=here, past=after.past)
+        excess = self._excess(second.time, second.met)
+        # D has −Σ e_t G^Y_{t−L}, and F − D its opposite.
+        flips = _scaled_flips(beside, jnp.asarray(excess if self.finite else -excess))
+        slots, _ = alternatives.settle(moved, beside, noise.prune, flips)
+        return dataclasses.replace(memory, second=after, second_slots=slots)
+
+    def observe(self, memory: Pair, at: Observation) -> PairTerms:
+        """The terms of t, where the primal is now."""
+        terms = self._terms(memory, at)
+        # Zeros of their form: the compiler drops the terms themselves.
+        return jax.tree.map(jnp.zeros_like, terms) if self.burning_in else terms
+
+    def _terms(self, memory: Pair, at: Observation) -> PairTerms:
+        second, schedule = memory.second, self.schedule
+        t, (met, _) = second.time + 1, second.now(schedule)
+        excess = self._excess(t, met)
+        counted = schedule.counted(t).astype(int)
+        here = self._functions(memory, at)
+        apart = here if self.merged else self._functions(memory, self._at_second(memory, at))
+
+        def average(here, there):
+            """Its term of H."""
+            own = weigh(counted + excess, here)
+            return own if self.merged else own - weigh(excess, there)
+
+        terms = jax.tree.map(average, here, apart)
+        derivative = correction = None
+        if self.alternatives:
+            derivative, correction = self._carried(memory, at, t)
+            if self.finite:
+                assert correction is not None
+                derivative = derivative + weigh(counted, here.explicit)
+                correction = correction + weigh(counted, here.explicit) - terms.explicit
+            else:
+                derivative = derivative + terms.explicit
+        plain = weigh(counted, here.value) if self.finite else None
+        explicit = terms.explicit if self.covariance else None
+        return PairTerms(
+            terms.value, plain, derivative, correction, terms.product, terms.score, explicit
+        )
+
+    def _functions(self, memory: Pair, at: Observation) -> PlaceTerms:
+        value = at.value.primal
+        explicit = score = product = None
+        if self.differentiates_f:
+            shape = (at.parameters.size, value.size)
+            explicit = jnp.broadcast_to(at.explicit, shape).astype(value.dtype)
+        if self.covariance:
+            assert memory.origin is not None
+            score = _score(at) - memory.origin
+            product = score[:, None] * value[None, :]
+        return PlaceTerms(value, score, product, explicit)
+
+    @staticmethod
+    def _at_second(memory: Pair, at: Observation) -> Observation:
+        second = memory.second
+        value = at.observable(at.parameters, second.state.x, second.past)
+        return dataclasses.replace(at, state=second.state, past=second.past, value=value)
+
+    def _carried(
+        self, memory: Pair, at: Observation, t: Int[Array, ""]
+    ) -> tuple[Array, Array | None]:
+        """The alternatives' sum, without ∂f: D; or, of the finite chain, F and F − D."""
+        plain = at.parameters.value_only()
+        f = lambda place: at.observable(plain, *place).primal
+        second, schedule = memory.second, self.schedule
+        assert memory.slots is not None and memory.second_slots is not None
+
+        own = alternatives.differences(memory.slots, f, at.value.primal)
+        others = 0.0
+        if not self.merged:
+            there = f((second.state.x, second.past))
+            others = alternatives.differences(memory.second_slots, f, there)
+        if not self.finite:
+            return own + others, None
+        # F counts r from first to last. F − D: all later r of the births before `first`, which
+        # `corrections` has with those of −e_t, less the r > last of all births up to `last`. The
+        # births before `first` are in both, and what is left of them is r ≤ last.
+        assert memory.corrections is not None
+        late = (t > schedule.last).astype(int)
+        further = alternatives.differences(memory.corrections, f, at.value.primal)
+        further = weigh((t >= schedule.first).astype(int), further)
+        finite = weigh(schedule.counted(t).astype(int), own)
+        return finite, further - weigh(late, own) + others
+
+    def derivative(self, means: mixing.PairMeans, value):
+        return mixing.mixed(means, value)
+
+
+def _scaled_flips(at: Transition, scale: Int[Array, ""]) -> Float[Array, "P *C"] | None:
+    """The weights of the flips of a step, times a scale; exactly 0 where that is."""
+    if not at.step.decisions:
+        return None
+    return weigh(scale, alternatives.flip_weight(at.step, "two-sided"))
+
+
+def _score(at: Observation) -> Float[Array, "P"]:
+    """`∂ log g` where the chain is: what the kernel has cached there, if it is that."""
+    # The covariance is refused unless all updates have one density (`no_covariance`), so the first
+    # speaks for all.
+    update, cache = at.kernel.updates()[0], at.state.cache
+    cached = isinstance(cache, Value) and cache.tangent is not None
+    if cached and update.cached_function is update.density_identity:
+        return cache.tangent  # pyright: ignore
+    return at.parameters.evaluate(update.log_density, at.state.x).tangent

@@ -1,0 +1,79 @@
+"""Checks of f and a log density before they are averaged over draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, PyTree
+
+from ..analysis import moving_jumps
+from ..base import validate
+from ..core.admission import check_observable, check_scalar, refuse_jumps
+from ..jaxprs import compat
+
+
+class Examination(eqx.Module):
+    """The form of f's value, and whether f itself depends on θ."""
+
+    form: PyTree
+    explicit: bool
+
+
+class Examinations:
+    """The examinations of one pair of functions, for each form of the arguments."""
+
+    def __init__(self):
+        # Objects among the arguments are known by identity, so they are kept alive.
+        self._found: dict[Any, tuple[Examination, tuple[Any, ...]]] = {}
+
+    def of(
+        self,
+        f: Callable[..., PyTree],
+        log_density: Callable[..., Array],
+        theta: PyTree,
+        draws: PyTree,
+        args: tuple[Any, ...],
+    ) -> Examination:
+        # The analysis reads the values of `args`: what it proves of one call's data says nothing
+        # of another's, so only functions without data are examined once for each form.
+        leaves, structure = jax.tree.flatten(args)
+        if any(map(eqx.is_array, leaves)):
+            return examine(f, log_density, theta, draws, args)
+        forms = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(theta)]
+        signature = (jax.tree.structure(theta), structure, *forms, *map(id, leaves))
+        if signature not in self._found:
+            found = examine(f, log_density, theta, draws, args)
+            self._found[signature] = (found, tuple(leaves))
+        return self._found[signature][0]
+
+
+def examine(
+    f: Callable[..., PyTree],
+    log_density: Callable[..., Array],
+    theta: PyTree,
+    draws: PyTree,
+    args: tuple[Any, ...],
+) -> Examination:
+    """Refuses functions that cannot be differentiated over draws."""
+    theta = compat.forms(theta)
+    x = one_draw(draws)
+
+    def value(theta, x):
+        return validate.numbers(f(theta, x, *args), "`f`")
+
+    def density(theta, x):
+        return validate.numbers(log_density(theta, x, *args), "`log_density`")
+
+    form = check_observable(jax.eval_shape(value, theta, x))
+    check_scalar(jax.eval_shape(density, theta, x), theta, x)
+    refuse_jumps(moving_jumps(density, theta, x), "log_density", moves=False)
+    refuse_jumps(moving_jumps(value, theta, x), "f", moves=False)
+    return Examination(form, compat.depends_on(value, theta, x))
+
+
+def one_draw(draws: PyTree) -> PyTree:
+    """The form of one draw."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), draws)

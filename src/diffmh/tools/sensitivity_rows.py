@@ -1,0 +1,180 @@
+"""The rows of a sensitivity table, with the reasons to doubt them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from ..reports.convergence import autocorrelation_time
+from ..reports.display import place
+from ..reports.report import Report
+from .draw_averages import AtDraws, largest_r_hat
+from .quantities import Judgement, influence, judge
+from .sensitivity_table import SensitivityRow
+from .tails import HEAVY, pareto_shape
+
+# Limits on split R̂ and on effective draws, beyond which a row is marked.
+_R_HAT, _EFFECTIVE = 1.05, 100
+
+
+class NamedNumber(NamedTuple):
+    """A number of a pytree: its name and its value."""
+
+    name: str
+    value: float
+
+
+class RowEstimate(NamedTuple):
+    """A derivative with its error and its interval."""
+
+    derivative: float
+    error: float
+    low: float
+    high: float
+
+
+class Health(NamedTuple):
+    """The largest split R̂ and the fewest effective draws of the series behind some rows."""
+
+    r_hat: float
+    effective_draws: float
+
+
+def entries(tree: PyTree) -> list[NamedNumber]:
+    """The numbers of a pytree in flattened order."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        values = np.asarray(leaf)
+        base = jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("model.")
+        for index in np.ndindex(values.shape):
+            found.append(NamedNumber(base + place(index) or "f", float(values[index])))
+    return found
+
+
+def reported(
+    run: Report, level: float, of: Callable[[PyTree], PyTree] = lambda tree: tree
+) -> Float[np.ndarray, "F P 4"]:
+    """Derivative, error and interval of every mean from a report; `of` picks a part of f."""
+    low_high = of(run.interval(level)[1])
+    ends = (
+        jax.tree.map(lambda leaf, end=end: np.asarray(leaf)[..., end], low_high) for end in (0, 1)
+    )
+    structure = jax.tree.structure(of(run.value))
+    sizes = [np.size(leaf) for leaf in jax.tree.leaves(of(run.value))]
+
+    def flat(gradient):
+        parts = zip(structure.flatten_up_to(gradient), sizes, strict=True)
+        rows = [[np.reshape(leaf, (size, -1)) for leaf in jax.tree.leaves(p)] for p, size in parts]
+        return np.concatenate([np.concatenate(row, axis=1) for row in rows]).astype(float)
+
+    return np.stack([flat(g) for g in (of(run.gradient), of(run.gradient_error), *ends)], axis=-1)
+
+
+def row(
+    quantity: NamedNumber,
+    statistic: str,
+    parameter: NamedNumber,
+    found: RowEstimate,
+    sd: float,
+    doubt: str,
+) -> SensitivityRow:
+    change = 0.1 * parameter.value * found.derivative
+    name = quantity.name if statistic == "mean" else f"{statistic}({quantity.name})"
+    relative = change / sd if sd > 0 else math.nan
+    return SensitivityRow(
+        name, parameter.name, *found, change, relative, not doubt, doubt, statistic
+    )
+
+
+def strongest_first(rows: Sequence[SensitivityRow]) -> list[SensitivityRow]:
+    return sorted(rows, key=lambda row: -np.nan_to_num(abs(row.in_deviations), nan=-1.0))
+
+
+class FromDrawsRows:
+    """The rows of what was found at draws; means are those of the report. `health` is that of all
+    rows so far.
+    """
+
+    def __init__(self, at: AtDraws, run: Report, theta: PyTree, level: float, doubt: str):
+        self.at, self.level, self.doubt = at, level, doubt or _of_weights(at)
+        self.quantities, self.parameters = entries(run.value), entries(theta)
+        self.means = reported(run, level)
+        self.health = Health(1.0, math.inf)
+
+    def of(self, statistics: Sequence[str]) -> Iterator[SensitivityRow]:
+        for index in range(len(self.quantities)):
+            for statistic in statistics:
+                yield from strongest_first(list(self._of(index, statistic)))
+
+    def _of(self, index: int, statistic: str) -> Iterator[SensitivityRow]:
+        at, quantity = self.at, self.quantities[index]
+        centred = at.value[..., index] - at.mean(at.value[..., index])
+        sd = math.sqrt(at.mean(centred**2))
+        series = at.weights * centred
+        own = Health(largest_r_hat(series[None]), series.size / autocorrelation_time(series))
+        tail = max(pareto_shape(series), pareto_shape(-series))
+        heavy = statistic in ("mean", "sd") and tail > HEAVY
+        found = influence(statistic, at, index)
+        for p, parameter in enumerate(self.parameters):
+            derivative = float(found.derivative[p])
+            judged = judge(derivative, found.series[..., p], at.weights, self.level)
+            estimate = RowEstimate(derivative, judged.error, judged.low, judged.high)
+            if statistic == "mean":
+                estimate = RowEstimate(*map(float, self.means[index, p]))
+            doubt = found.missing or self.doubt or self._doubt(judged, own, heavy)
+            yield row(quantity, statistic, parameter, estimate, sd, doubt)
+
+    def _doubt(self, judged: Judgement, own: Health, heavy: bool) -> str:
+        r_hat = max(judged.r_hat, own.r_hat)
+        effective = min(judged.effective_draws, own.effective_draws)
+        self.health = Health(
+            max(self.health.r_hat, r_hat), min(self.health.effective_draws, effective)
+        )
+        if r_hat > _R_HAT:
+            return (
+                f"the chains disagree (split R̂ above {_R_HAT}). Sample longer; if that does not"
+                " help, look for several modes."
+            )
+        if effective < _EFFECTIVE:
+            return f"fewer than {_EFFECTIVE} effective draws. Sample longer."
+        if heavy:
+            return (
+                f"the quantity has a heavy tail (Pareto k̂ above {HEAVY}), and its moments may be"
+                " infinite. Ask for quantiles, or for its logarithm."
+            )
+        return "" if math.isfinite(judged.error) else "the estimate is not finite."
+
+
+def _of_weights(at: AtDraws) -> str:
+    if at.weight is None or pareto_shape(at.weight) <= HEAVY:
+        return ""
+    return (
+        f"the weights have a heavy tail (Pareto k̂ above {HEAVY}). Draw from a distribution that is"
+        " closer to the posterior."
+    )
+
+
+def of_own_chains(run: Report, theta: PyTree, level: float) -> Iterator[SensitivityRow]:
+    """The rows of a run of moments (f, f²) on our own chains. What the report warns of concerns all
+    rows.
+    """
+    quantities, parameters = entries(run.value[0]), entries(theta)
+    squares = entries(run.value[1])
+    means = reported(run, level, lambda tree: tree[0])
+    effective = [entry.value for entry in entries(run.effective_samples[0])]
+    for index, quantity in enumerate(quantities):
+        sd = math.sqrt(max(squares[index].value - quantity.value**2, 0.0))
+        doubt = "the run has warnings (below). Leave `kernel` out to sample by NUTS."
+        if not run.warnings:
+            few = effective[index] < _EFFECTIVE
+            doubt = f"fewer than {_EFFECTIVE} effective samples. Run longer." if few else ""
+        rows = [
+            row(quantity, "mean", parameter, RowEstimate(*map(float, means[index, p])), sd, doubt)
+            for p, parameter in enumerate(parameters)
+        ]
+        yield from strongest_first(rows)
