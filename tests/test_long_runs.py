@@ -4,6 +4,7 @@ are whole or refused; a rule for when to stop.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pathlib
@@ -236,13 +237,26 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(tmp_path):
         with pytest.raises(OSError, match=r"written \(File too large\); .*is untouched") as full:
             descent(checkpoint=place)
         assert len("".join(traceback.format_exception(full.value)).splitlines()) < 60
-        with pytest.raises(OSError, match=r"no space|could not be written"):
+        with pytest.raises(OSError, match=r"could not be (made|written)"):
             drawn(checkpoint=tmp_path / "draws")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert set(numbers) <= {path.name for path in place_of(place).glob("0*")}
     assert_same(descent(checkpoint=place), descent())
+
+
+def test_a_disk_too_small_for_the_draws_is_told_with_advice_that_holds(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=r"No space left.*delete this directory.*`num_samples`"):
+            drawn(checkpoint=tmp_path / "c")
+    with pytest.raises(ValueError, match="another problem"):
+        diffmh.sample(WALK, 0.5, KEY, init=0.0, num_samples=10, checkpoint=tmp_path / "c")
+    assert_same(drawn(checkpoint=tmp_path / "c"), drawn())
 
 
 def place_of(checkpoint: diffmh.Checkpoint) -> pathlib.Path:

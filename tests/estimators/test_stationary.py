@@ -373,6 +373,9 @@ def test_meeting_time():
     np.testing.assert_allclose(bound, np.minimum(1, time.distance(steps.astype(int))))
     with pytest.raises(ValueError, match=r"Stationary\(\)"):
         diffmh.plots.meeting(dataclasses.replace(report, meeting_time=None))
+    none_met = dataclasses.replace(time, times=np.full_like(time.times, -1))
+    with pytest.raises(ValueError, match="raise `max_steps`"):
+        diffmh.plots.meeting(dataclasses.replace(report, meeting_time=none_met))
 
 
 # The finite chain, with the covariance as its control.

@@ -347,6 +347,26 @@ def test_a_draw_that_cannot_go_the_other_way_has_no_score():
         assert report.gradient == 1.0 and "score" in report.warnings[0]
 
 
+@pytest.mark.parametrize("count", [64, 1024])
+def test_a_draw_without_a_score_does_not_bias_the_combination(count):
+    """Here the score has the smaller variance, so the combination would be almost the score, which
+    misses the 200 that the first draw contributes.
+    """
+
+    def program(p, key):
+        key_rare, key_many = jax.random.split(key)
+        steps = 2.0 * sad.bernoulli(key_many, jnp.full(50, p)) - 1
+        return 200.0 * sad.bernoulli(key_rare, p - 0.5) + jnp.sin(jnp.sum(steps))
+
+    # E sin Σ s = Im (p e^i + (1 − p) e^−i)^50.
+    exact = 200 + 100 * np.sin(1) * np.cos(1) ** 49
+    report = sad.run(program, 0.5, KEY, num_replicates=count)
+    assert report.warnings and abs(report.gradient - exact) < 5 * report.gradient_error
+    mean = sad.expectation(program, num_replicates=count)
+    slope = jax.grad(lambda p: jnp.mean(mean.per_chain(p, KEY)))(0.5)
+    assert abs(slope - exact) < 5 * report.gradient_error
+
+
 def test_wrong_estimators_are_refused():
     with pytest.raises(TypeError, match=r"sad\.Score"):
         sad.expectation(program, estimator=diffmh.Score())

@@ -61,7 +61,10 @@ class Problem(eqx.Module):
 
 
 class Estimator(eqx.Module):
-    """One way to estimate `dm/dθ` beside the chain. All methods but `derivative` are for one chain.
+    """One way to estimate `dm/dθ` beside the chain.
+
+    Most methods are for one chain. `derivative` and `SecondOrder.second_derivative` take the
+    averages of all C chains, and `prepared` takes the states of all pilot chains, chains last.
 
     Subclass it to write your own: `docs/extending.md`.
     """

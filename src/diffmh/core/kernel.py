@@ -174,7 +174,10 @@ class Update(Kernel):
         overrides `coupled_step` must override this too, or it counts as unknown
         (`knows_coupled_transition`).
         """
-        raise NotImplementedError(f"`{type(self).__name__}` has no `coupled_transition`.")
+        raise NotImplementedError(
+            f"`{type(self).__name__}` has no `coupled_transition`: define it, or use"
+            " `Stationary(alternatives=0)`."
+        )
 
     @property
     def keeps_apart(self) -> bool:

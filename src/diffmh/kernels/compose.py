@@ -48,9 +48,10 @@ class Cycle(Several):
     Metropolis-within-Gibbs.
 
     Decisions, births and recouplings of alternatives happen at every update; `f` is evaluated once
-    per cycle. Kernels that differ only in arrays (the site that they move), and eight or more in
-    succession that differ only in arrays and in the part of the state that they move, are run by
-    one loop, so that a long sweep compiles quickly.
+    per cycle. A long sweep compiles quickly, because one loop runs all kernels if they differ only
+    in arrays (the site that they move). Otherwise one loop runs eight or more in succession that
+    are `Gibbs`, or `MetropolisHastings` with `On`, and differ only in arrays and in the part of the
+    state that they move.
 
     >>> import diffmh
     >>> density = lambda theta, x: -0.5 * (x["a"] - theta) ** 2 - 0.5 * (x["b"] - x["a"]) ** 2

@@ -34,10 +34,16 @@ def meeting(report: Checked[Report]) -> Figure:
     ['t', 't']
     """
     found = validate.instance(report, Report, "plots.meeting(report)", "report").meeting_time
-    if found is None or not found.met.size:
+    if found is None:
         raise ValueError(
-            "`plots.meeting(report)` draws when pairs of chains met, and this report has none that"
-            " did: run an expectation with `estimator=Stationary()`."
+            "`plots.meeting(report)` draws when pairs of chains met, and this report has no pairs:"
+            " run an expectation with `estimator=Stationary()`."
+        )
+    if not found.met.size:
+        raise ValueError(
+            "`plots.meeting(report)` draws when pairs of chains met, and no pair of this report"
+            f" has met after max_steps={found.max_steps:,}: raise `max_steps`, or use a proposal"
+            " or a coupling whose chains meet sooner."
         )
     steps = np.arange(int(found.met.max()) + 2)
     late = np.where(found.times < 0, np.inf, found.times)

@@ -52,8 +52,9 @@ class ArrayFiles:
                 (new / name).unlink(missing_ok=True)
             size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.forms)
             raise OSError(
-                f"{self.store.name}: there is no space for {size:,} bytes of draws"
-                f" ({error.strerror}). Free some space, or keep fewer draws with `thin`."
+                f"{self.store.name}: the files for {size:,} bytes of draws could not be made"
+                f" ({error.strerror}). Free some space and repeat the same call, or delete this"
+                " directory and ask for fewer draws (`num_samples`)."
             ) from error
 
     def open(self, writable: bool) -> list[np.memmap]:

@@ -278,7 +278,10 @@ class Store:
             self._cannot_write(self._read_only)
 
     def _cannot_write(self, error: OSError) -> NoReturn:
-        raise OSError(f"{self.name}: the directory cannot be written to: {error}.") from error
+        raise OSError(
+            f"{self.name}: the directory cannot be written to: {error}. Use one that can be, or"
+            " change its permissions."
+        ) from error
 
     def numbers(self) -> list[int]:
         """The numbers of the existing checkpoints, oldest first."""

@@ -4,7 +4,7 @@ estimator with the least variance times work.
 The choice is stored with the program's plan: later runs of the same form (`plan`) and number of
 replicates use it without waiting for their own pilot. The choice does not depend on the replicates
 that it is applied to, those after the pilot, so it causes no bias. Whether the score exists at the
-current theta is still decided by each run's own pilot.
+current theta is still decided by each run's own replicates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..jaxprs.program import Program, Scan, Variable
 from ..runs.devices import Hosts
 from .combination import LEAST_REPLICATES
 from .derivative import NUM_PROBES
-from .estimators import Alternatives, Combined, Estimator, Fitted, Found, Runs, Score, disagreement
+from .estimators import Alternatives, Combined, Estimator, Fitted, Found, Runs, Score
 from .plan import Plan
 
 # From this many replicates on there is a pilot of one in `_PILOT`.
@@ -52,17 +52,20 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     form = (estimator, count, group)
     chosen = kept.get(form)
     rest = None if chosen is None else _find(chosen, runs.of(later, group))
-    # Where a probability is exactly 0 or 1 and its derivative is not 0, the score is biased.
-    # Estimators that contain it are excluded, for the pilot's own replicates too.
-    if disagreement(pilot):
-        trusted, by = pilot.others["alternatives"], alternatives
+    # If alternatives and score contradict each other, estimators that contain the score are
+    # excluded.
+    if pilot.disagree:
+        by = alternatives
     else:
-        trusted, by = pilot.jacobian, chosen or what_pays(estimator, plan, runs.reverse, pilot)
+        by = chosen or what_pays(estimator, plan, runs.reverse, pilot)
         kept[form] = by
     if rest is None or by != chosen:
         rest = _find(by, runs.of(later, group))
+    # More replicates may show what the pilot did not; then its own are corrected too.
+    disagree = pilot.disagree | Hosts(runs.mesh).gathered(rest.disagree)
+    trusted = pilot.others["alternatives"] if disagree else pilot.jacobian
     value, jacobian = _joined((pilot.value, trusted), (rest.value, rest.jacobian), group)
-    return Found(value, jacobian, pilot.others, group)
+    return Found(value, jacobian, pilot.others, group, disagree)
 
 
 @functools.partial(jax.jit, static_argnums=1)

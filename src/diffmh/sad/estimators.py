@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..base import validate
 from ..base.validate import Checked, NotDifferentiable
@@ -114,13 +114,15 @@ def _twice(
 
 class Found(eqx.Module):
     """The value and derivative of each replicate, or of each group of `group` replicates. `others`
-    has the derivatives of single replicates by each estimator, by name.
+    has the derivatives of single replicates by each estimator, by name; `disagree` is True if
+    alternatives and score contradict each other.
     """
 
     value: Float[Array, "F C"]
     jacobian: Float[Array, "P F C"]
     others: dict[str, Float[Array, "P F pilot"]]
     group: int = eqx.field(static=True, default=1)
+    disagree: Bool[Array, ""] | bool = False
 
 
 class Estimator(eqx.Module):
@@ -173,8 +175,8 @@ class Alternatives(Estimator):
 
 
 def _scales(runs: Runs) -> Float[Array, "P"]:
-    """The size of each parameter's score, from a few separate runs. Their keys are constants, so a
-    `vmap` over keys computes the scales only once.
+    """The size of each parameter's score, from a few separate runs; zeros if a sampler has no
+    `log_prob`. Their keys are constants, so a `vmap` over keys computes the scales only once.
     """
     # Scales only decide what is pruned, so any keys are unbiased that the runs themselves do not
     # use.
@@ -242,7 +244,8 @@ class Combined(Estimator):
     """Combines alternatives and score: `A + a (G − A) + Σ_q b_q S_q`, where A is the estimate by
     alternatives, G the estimate by the score, and S the score itself, which has mean zero. The
     coefficients of least variance, for each parameter and result, are fitted on other replicates,
-    so the combination is unbiased and no worse than either.
+    so the combination is unbiased and no worse than either. If A and G contradict each other, it is
+    A alone.
 
     With fewer than 32 replicates it is the same as `Alternatives`. With 512 or more, `.run` tries
     all estimators on the first 256th of the replicates (at least 32) and drops, for the others,
@@ -270,13 +273,16 @@ class Combined(Estimator):
             if runs.reverse
             else by_alternatives.forward(runs)
         )
-        combined = combine(parts, alternatives.jacobian)
         others = {
             "alternatives": alternatives.jacobian,
             "score": parts.slope,
             "score with a fitted baseline": combine(parts, None),
         }
-        return Found(alternatives.value, combined, others, runs.group)
+        # Where a probability is exactly 0 or 1 and its derivative is not 0, the score is biased.
+        wrong = _disagree(alternatives.jacobian, parts.slope)
+        combined = combine(parts, alternatives.jacobian)
+        trusted = jnp.where(wrong, alternatives.jacobian, combined)
+        return Found(alternatives.value, trusted, others, runs.group, wrong)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.keys.shape[0] < LEAST_REPLICATES:
@@ -345,12 +351,7 @@ def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
 
 def disagreement(found: Found) -> tuple[str, ...]:
     """A warning if alternatives and score contradict each other."""
-    if "alternatives" not in found.others:
-        return ()
-    alternatives, score = (np.asarray(found.others[name]) for name in ("alternatives", "score"))
-    mean, error = _mean_and_error(alternatives - score)
-    sure = np.abs(mean) > 1e-5 * np.max(np.abs(alternatives))
-    if not np.any(sure & (np.abs(mean) > 6 * error)):
+    if not found.disagree:
         return ()
     return (
         "alternatives and score differ by more than their errors allow: a draw may have a"
@@ -359,6 +360,13 @@ def disagreement(found: Found) -> tuple[str, ...]:
     )
 
 
-def _mean_and_error(replicates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _disagree(alternatives: Float[Array, "P F C"], score: Float[Array, "P F C"]) -> Bool[Array, ""]:
+    """True if the means of two estimates differ by more than rounding and six standard errors."""
+    mean, error = _mean_and_error(alternatives - score)
+    sure = jnp.abs(mean) > 1e-5 * jnp.max(jnp.abs(alternatives))
+    return jnp.any(sure & (jnp.abs(mean) > 6 * error))
+
+
+def _mean_and_error(replicates: Any) -> tuple[Any, Any]:
     count = replicates.shape[-1]
     return replicates.mean(axis=-1), replicates.std(axis=-1, ddof=1) / math.sqrt(count)

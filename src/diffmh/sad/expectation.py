@@ -186,7 +186,8 @@ def _pooled(rounds: list[Found]) -> Found:
     """The replicates of several rounds. The other estimators are those of the first round."""
     join = lambda parts: jnp.concatenate(parts, axis=-1)
     value, slope = (join([getattr(one, name) for one in rounds]) for name in ("value", "jacobian"))
-    return Found(value, slope, rounds[0].others, rounds[0].group)
+    disagree = any(bool(one.disagree) for one in rounds)
+    return Found(value, slope, rounds[0].others, rounds[0].group, disagree)
 
 
 def _no_checkpoint() -> NoReturn:

@@ -129,7 +129,9 @@ def sensitivity(
 
 def _refuse_sources(key, draws, kernel, weights, options: dict, predicts: bool) -> None:
     if key is None and draws is None:
-        raise ValueError("`sensitivity` takes either a `key` for sampling or existing `draws`.")
+        raise ValueError(
+            "`sensitivity` takes either a `key` for sampling or existing `draws`, got neither."
+        )
     if "theta" in options:
         raise TypeError(
             "`sensitivity` takes derivatives at the posterior's own `theta`, where it samples too:"
