@@ -348,23 +348,63 @@ def test_a_draw_that_cannot_go_the_other_way_has_no_score():
 
 
 @pytest.mark.parametrize("count", [64, 1024])
-def test_a_draw_without_a_score_does_not_bias_the_combination(count):
+@pytest.mark.parametrize("weight", [20.0, 200.0])
+def test_a_draw_without_a_score_does_not_bias_the_combination(count, weight):
     """Here the score has the smaller variance, so the combination would be almost the score, which
-    misses the 200 that the first draw contributes.
+    misses what the first draw contributes. That is less than the pilot's errors if the weight is
+    20.
     """
 
     def program(p, key):
         key_rare, key_many = jax.random.split(key)
         steps = 2.0 * sad.bernoulli(key_many, jnp.full(50, p)) - 1
-        return 200.0 * sad.bernoulli(key_rare, p - 0.5) + jnp.sin(jnp.sum(steps))
+        return weight * sad.bernoulli(key_rare, p - 0.5) + jnp.sin(jnp.sum(steps))
 
     # E sin Σ s = Im (p e^i + (1 − p) e^−i)^50.
-    exact = 200 + 100 * np.sin(1) * np.cos(1) ** 49
+    exact = weight + 100 * np.sin(1) * np.cos(1) ** 49
     report = sad.run(program, 0.5, KEY, num_replicates=count)
     assert report.warnings and abs(report.gradient - exact) < 5 * report.gradient_error
     mean = sad.expectation(program, num_replicates=count)
     slope = jax.grad(lambda p: jnp.mean(mean.per_chain(p, KEY)))(0.5)
     assert abs(slope - exact) < 5 * report.gradient_error
+
+
+@pytest.mark.parametrize(
+    ("draw", "edges"),
+    [
+        (sad.bernoulli, (0.0, 1.0)),
+        (lambda key, p: sad.binomial(key, 3, p), (0.0, 1.0)),
+        (sad.poisson, (0.0,)),
+        (sad.geometric, (1.0,)),
+        (lambda key, p: sad.negative_binomial(key, 2, p), (1.0,)),
+        (lambda key, p: sad.categorical(key, probs=jnp.stack([1 - p, p])), (0.0, 1.0)),
+    ],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_every_distribution_knows_where_it_has_no_score(draw, edges, reverse):
+    """At the edge of the range and not within, and only if the probability moves."""
+
+    def program(theta, key, edge, moves):
+        return (
+            1.0
+            * jax.lax.scan(
+                lambda total, key: (total + draw(key, edge + moves * theta.mean()), None),
+                0,
+                jax.random.split(key, 2),
+            )[0]
+        )
+
+    @jax.jit
+    def scoreless(edge, moves):
+        theta = jnp.zeros(plan.MOST_TANGENTS + 1 if reverse else 1)
+        runs = Runs(Run(program, theta, KEY, (edge, moves), {}), jax.random.split(KEY, 2), reverse)
+        return sad.Alternatives().find(runs).scoreless
+
+    for edge in edges:
+        inside = 1.0 if edge == 0 else -1.0
+        assert scoreless(edge, inside)
+        assert not scoreless(edge, 0.0)
+        assert not scoreless(edge + inside / 2, inside)
 
 
 def test_wrong_estimators_are_refused():

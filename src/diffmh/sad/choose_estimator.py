@@ -52,9 +52,8 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     form = (estimator, count, group)
     chosen = kept.get(form)
     rest = None if chosen is None else _find(chosen, runs.of(later, group))
-    # If alternatives and score contradict each other, estimators that contain the score are
-    # excluded.
-    if pilot.disagree:
+    # If the score does not exist, estimators that contain it are excluded.
+    if pilot.scoreless:
         by = alternatives
     else:
         by = chosen or what_pays(estimator, plan, runs.reverse, pilot)
@@ -62,10 +61,10 @@ def find(estimator: Estimator, runs: Runs, grouped: bool = False) -> Found:
     if rest is None or by != chosen:
         rest = _find(by, runs.of(later, group))
     # More replicates may show what the pilot did not; then its own are corrected too.
-    disagree = pilot.disagree | Hosts(runs.mesh).gathered(rest.disagree)
-    trusted = pilot.others["alternatives"] if disagree else pilot.jacobian
+    scoreless = pilot.scoreless | Hosts(runs.mesh).gathered(rest.scoreless)
+    trusted = pilot.others["alternatives"] if scoreless else pilot.jacobian
     value, jacobian = _joined((pilot.value, trusted), (rest.value, rest.jacobian), group)
-    return Found(value, jacobian, pilot.others, group, disagree)
+    return Found(value, jacobian, pilot.others, group, scoreless)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -35,9 +35,9 @@ NUM_PROBES = 4
 
 def _evaluate(
     run: Run, num_slots: int, directions: Float[Array, "D P"], reverse: bool
-) -> tuple[Value, Bool[Array, ""]]:
-    """The result with a tangent along each direction, by alternatives, and True if all draws were
-    in range.
+) -> tuple[Value, Bool[Array, ""], Bool[Array, ""]]:
+    """The result with a tangent along each direction, by alternatives; True if all draws were in
+    range; and True if one of them has no score.
     """
     analysed = run.plan.by_jax if reverse else run.plan.by_rules
     # Inputs are the parameters, with tangents, followed by everything else, without.
@@ -56,17 +56,24 @@ def _evaluate(
         analysed.analysis.num_uniforms(analysed.program),
         reverse,
     )
-    _, (result, valid) = evaluate(analysed.analysis, analysed.program, world, inputs, [True, False])
-    return result, valid.primal
+    world, (result, valid) = evaluate(
+        analysed.analysis, analysed.program, world, inputs, [True, False]
+    )
+    return result, valid.primal, world.lanes.scoreless
 
 
-def forward(run: Run, num_slots: int) -> tuple[Float[Array, "F"], Float[Array, "P F"]]:
-    """The value and an unbiased estimate of the derivative of its expectation."""
+def forward(
+    run: Run, num_slots: int
+) -> tuple[Float[Array, "F"], Float[Array, "P F"], Bool[Array, ""]]:
+    """The value, an unbiased estimate of the derivative of its expectation, and True if a draw has
+    no score.
+    """
     flat = ravel_pytree(run.theta)[0]
-    result, valid = _evaluate(run, num_slots, jnp.eye(flat.size, dtype=flat.dtype), False)
+    directions = jnp.eye(flat.size, dtype=flat.dtype)
+    result, valid, scoreless = _evaluate(run, num_slots, directions, False)
     tangents = result.tangents(flat.size, flat.dtype)
     value, slope = (ranges.nan_unless(valid, run.theta, part) for part in (result.primal, tangents))
-    return value, slope
+    return value, slope, scoreless
 
 
 def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
@@ -85,10 +92,14 @@ def probes(run: Run, scale: Float[Array, "P"]) -> Float[Array, "D P"]:
     return jax.random.normal(key, shape, flat.dtype) / jax.lax.stop_gradient(unit)
 
 
-def backward(run: Run, num_slots: int, directions: Float[Array, "D P"]) -> Float[Array, "F"]:
-    """The value, from which JAX derives an unbiased estimate of the derivative of its mean."""
-    result, valid = _evaluate(run, num_slots, directions, True)
-    return ranges.nan_unless(valid, run.theta, result.primal)
+def backward(
+    run: Run, num_slots: int, directions: Float[Array, "D P"]
+) -> tuple[Float[Array, "F"], Bool[Array, ""]]:
+    """The value, from which JAX derives an unbiased estimate of the derivative of its mean, and
+    True if a draw has no score.
+    """
+    result, valid, scoreless = _evaluate(run, num_slots, directions, True)
+    return ranges.nan_unless(valid, run.theta, result.primal), scoreless
 
 
 class Scored(eqx.Module):

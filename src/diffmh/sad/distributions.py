@@ -82,6 +82,35 @@ def _all_in(*ranges: Range) -> Callable[..., Any]:
     return in_range
 
 
+def _chance_has_score(p: Any, dp: Any) -> Any:
+    """True if neither outcome has probability 0 and a derivative that is not."""
+    return ((p > 0) & (p < 1)) | (dp == 0)
+
+
+def _bernoulli_has_score(parameters, tangents):
+    return _chance_has_score(parameters[0], tangents[0])
+
+
+def _binomial_has_score(parameters, tangents):
+    return (parameters[0] == 0) | _chance_has_score(parameters[1], tangents[1])
+
+
+def _poisson_has_score(parameters, tangents):
+    return (parameters[0] > 0) | (tangents[0] == 0)
+
+
+def _geometric_has_score(parameters, tangents):
+    return (parameters[0] < 1) | (tangents[0] == 0)
+
+
+def _negative_binomial_has_score(parameters, tangents):
+    return (parameters[0] == 0) | (parameters[1] < 1) | (tangents[1] == 0)
+
+
+def _probabilities_have_score(parameters, tangents):
+    return jnp.all((parameters[0] > 0) | (tangents[0] == 0))
+
+
 def _to_neighbours(value: Array, across: Callable[[Array], Array], derivative: Array) -> Any:
     """Flips of an integer k to k + 1 and k − 1. `across(k)`, times the parameter's derivative, is
     δ_k/(p_k + p_{k+1}) = w(k → k+1) = −w(k+1 → k), where δ_k = −∂F(k) is the flow across the
@@ -333,6 +362,7 @@ BERNOULLI = Sampler(
     lambda p: p,
     _all_in(UNIT),
     "`sad.bernoulli`",
+    _bernoulli_has_score,
 )
 BINOMIAL = Sampler(
     _invert_binomial,
@@ -342,6 +372,7 @@ BINOMIAL = Sampler(
     lambda n, p: n * p,
     _all_in(COUNT, UNIT),
     "`sad.binomial`",
+    _binomial_has_score,
 )
 POISSON = Sampler(
     _invert_poisson,
@@ -351,6 +382,7 @@ POISSON = Sampler(
     lambda rate: rate,
     _all_in(RATE),
     "`sad.poisson`",
+    _poisson_has_score,
 )
 POISSON_UP = dataclasses.replace(POISSON, flips=_poisson_flips_up)
 NEGATIVE_BINOMIAL = Sampler(
@@ -361,6 +393,7 @@ NEGATIVE_BINOMIAL = Sampler(
     lambda r, p: r * (1 - p) / p,
     _failures_fit,
     "`sad.negative_binomial`",
+    _negative_binomial_has_score,
 )
 GEOMETRIC = Sampler(
     _invert_geometric,
@@ -370,6 +403,7 @@ GEOMETRIC = Sampler(
     lambda p: 1 / p,
     _all_in(CHANCE),
     "`sad.geometric`",
+    _geometric_has_score,
 )
 GEOMETRIC_UP = dataclasses.replace(GEOMETRIC, flips=_geometric_flips_up)
 CATEGORICAL = Sampler(
@@ -389,4 +423,5 @@ PROBABILITIES = Sampler(
     lambda p: _sum_of(p) / jnp.sum(p),
     _all_in(WEIGHTS),
     "`sad.categorical`",
+    _probabilities_have_score,
 )

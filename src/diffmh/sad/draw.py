@@ -36,6 +36,8 @@ class Sampler:
     - `mean(*parameters)`: the mean; `sad.Smooth` needs it.
     - `in_range(*parameters)`: True if the distribution exists. Otherwise the value and derivative
       of the run are NaN. A NaN parameter is always out of range.
+    - `has_score(parameters, tangents)`: False if a value has probability 0 and the derivative of
+      its probability is not 0. The score does not exist there, and `sad.Combined` leaves it out.
 
     All functions are for one draw; arrays of parameters give arrays of draws. Values and weights of
     flips may have a leading axis, for many flips at once.
@@ -56,12 +58,13 @@ class Sampler:
     mean: Checked[Callable[..., Array]] | None = None
     in_range: Checked[Callable[..., Any]] | None = None
     name: Checked[str] = "a `sad.Sampler`"
+    has_score: Checked[Callable[..., Any]] | None = None
 
     def __post_init__(self):
         where = "sad.Sampler(invert, flips, event_ndims)"
         validate.function(self.invert, where, "invert", "invert(uniform, *parameters) -> value")
         validate.function(self.flips, where, "flips", "flips(value, parameters, tangents)")
-        for name in ("log_prob", "mean", "in_range"):
+        for name in ("log_prob", "mean", "in_range", "has_score"):
             if getattr(self, name) is not None:
                 validate.function(getattr(self, name), where, name, f"{name}(...)")
         if not isinstance(self.event_ndims, tuple):
@@ -165,6 +168,15 @@ class Sampler:
             draws = parameters[0].ndim - self.event_ndims[0]
             known.append(jnp.all(self._each_draw(self.in_range, draws)(*parameters)))
         return functools.reduce(jnp.logical_and, known, jnp.ones((), bool))
+
+    def scoreless(
+        self, ndim: int, parameters: Sequence[Array], tangents: Sequence[Array]
+    ) -> Bool[Array, ""]:
+        """True if a draw has no score along a direction, of which the tangents have one each."""
+        if self.has_score is None:
+            return jnp.zeros((), bool)
+        along = jax.vmap(self._each_draw(self.has_score, ndim), in_axes=(None, 0))
+        return ~jnp.all(along(tuple(parameters), tuple(tangents)))
 
     @staticmethod
     def _each_draw(function, ndim, out_axes=0):

@@ -28,6 +28,9 @@ from .derivative import Run
 
 # The number of runs from which the size of each parameter's score is estimated.
 _NUM_SCALES = 4
+# In float32 a probability such as `exp(log_ratio)` is rounded to 1 about once in ten million draws.
+# Up to this share of the replicates may contain such a draw and keep their score.
+_ROUNDED = 1e-3
 
 
 class Runs(eqx.Module):
@@ -114,15 +117,15 @@ def _twice(
 
 class Found(eqx.Module):
     """The value and derivative of each replicate, or of each group of `group` replicates. `others`
-    has the derivatives of single replicates by each estimator, by name; `disagree` is True if
-    alternatives and score contradict each other.
+    has the derivatives of single replicates by each estimator, by name; `scoreless` is True if the
+    score is known not to exist.
     """
 
     value: Float[Array, "F C"]
     jacobian: Float[Array, "P F C"]
     others: dict[str, Float[Array, "P F pilot"]]
     group: int = eqx.field(static=True, default=1)
-    disagree: Bool[Array, ""] | bool = False
+    scoreless: Bool[Array, ""] | bool = False
 
 
 class Estimator(eqx.Module):
@@ -156,22 +159,38 @@ class Alternatives(Estimator):
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.reverse:
-            return runs.each(self._moving(runs, _scales(runs.still())))
+            evaluate = self._moving(runs, _scales(runs.still()))
+            return runs.each(lambda run: evaluate(run)[0])
         return _linear(runs, self.find(runs.still()))
 
     def forward(self, runs: Runs) -> Found:
         """Forward mode, with a tangent for each parameter."""
-        value, jacobian = runs.each(lambda run: derivative.forward(run, self.num_alternatives))
-        return Found(value, jacobian, {}, runs.group)
+        value, jacobian, scoreless = runs.each(
+            lambda run: derivative.forward(run, self.num_alternatives)
+        )
+        return Found(value, jacobian, {}, runs.group, _often(scoreless))
 
     def backward(self, runs: Runs, scale: Float[Array, "P"]) -> Found:
         """Reverse mode by JAX, with each parameter's weights in units of its `scale`."""
-        value, jacobian = runs.jacobians(_twice(self._moving(runs, scale)))
-        return Found(value, jacobian, {}, runs.group)
+        evaluate = self._moving(runs, scale)
 
-    def _moving(self, runs: Runs, scale: Float[Array, "P"]) -> Callable[[Run], Float[Array, "F"]]:
+        def both(run):
+            value, scoreless = evaluate(run)
+            return value, (value, scoreless)
+
+        (value, scoreless), jacobian = runs.jacobians(both)
+        return Found(value, jacobian, {}, runs.group, _often(scoreless))
+
+    def _moving(self, runs: Runs, scale: Float[Array, "P"]) -> Callable[[Run], tuple[Any, Any]]:
         directions = derivative.probes(runs.run, scale)
         return lambda run: derivative.backward(run, self.num_alternatives, directions)
+
+
+def _often(flags: Array) -> Bool[Array, ""]:
+    """True if more replicates are flagged than rounding explains. For a group, `flags` has the
+    share.
+    """
+    return jnp.mean(flags.astype(float)) > _ROUNDED
 
 
 def _scales(runs: Runs) -> Float[Array, "P"]:
@@ -244,8 +263,8 @@ class Combined(Estimator):
     """Combines alternatives and score: `A + a (G − A) + Σ_q b_q S_q`, where A is the estimate by
     alternatives, G the estimate by the score, and S the score itself, which has mean zero. The
     coefficients of least variance, for each parameter and result, are fitted on other replicates,
-    so the combination is unbiased and no worse than either. If A and G contradict each other, it is
-    A alone.
+    so the combination is unbiased and no worse than either. If the score does not exist or
+    contradicts the alternatives, it is A alone.
 
     With fewer than 32 replicates it is the same as `Alternatives`. With 512 or more, `.run` tries
     all estimators on the first 256th of the replicates (at least 32) and drops, for the others,
@@ -278,11 +297,12 @@ class Combined(Estimator):
             "score": parts.slope,
             "score with a fitted baseline": combine(parts, None),
         }
-        # Where a probability is exactly 0 or 1 and its derivative is not 0, the score is biased.
-        wrong = _disagree(alternatives.jacobian, parts.slope)
+        # Where a probability is exactly 0 or 1 and its derivative is not 0, the score is biased. A
+        # `sad.Sampler` need not tell.
+        scoreless = alternatives.scoreless | _disagree(alternatives.jacobian, parts.slope)
         combined = combine(parts, alternatives.jacobian)
-        trusted = jnp.where(wrong, alternatives.jacobian, combined)
-        return Found(alternatives.value, trusted, others, runs.group, wrong)
+        trusted = jnp.where(scoreless, alternatives.jacobian, combined)
+        return Found(alternatives.value, trusted, others, runs.group, scoreless)
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.keys.shape[0] < LEAST_REPLICATES:
@@ -350,13 +370,12 @@ def notes(estimator: Estimator, found: Found) -> tuple[str, ...]:
 
 
 def disagreement(found: Found) -> tuple[str, ...]:
-    """A warning if alternatives and score contradict each other."""
-    if not found.disagree:
+    """A warning if an estimate might have contained a score that does not exist."""
+    if "alternatives" not in found.others or not found.scoreless:
         return ()
     return (
-        "alternatives and score differ by more than their errors allow: a draw may have a"
-        " probability of exactly 0 or 1 that depends on theta, where the score does not exist. Use"
-        " `estimator=sad.Alternatives()`.",
+        "the score is left out: a draw may have a probability of exactly 0 or 1 that depends on"
+        " theta, where the score does not exist. Use `estimator=sad.Alternatives()`.",
     )
 
 

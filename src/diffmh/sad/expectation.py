@@ -68,7 +68,7 @@ class Expectation(Differentiable):
             return Run(run.program, theta, key, *given).value()
 
         def jacobian(theta, key, given):
-            return derivative.forward(Run(run.program, theta, key, *given), count)
+            return derivative.forward(Run(run.program, theta, key, *given), count)[:2]
 
         given = (run.args, run.options)
         if plan.closes_over_tracers:
@@ -186,8 +186,8 @@ def _pooled(rounds: list[Found]) -> Found:
     """The replicates of several rounds. The other estimators are those of the first round."""
     join = lambda parts: jnp.concatenate(parts, axis=-1)
     value, slope = (join([getattr(one, name) for one in rounds]) for name in ("value", "jacobian"))
-    disagree = any(bool(one.disagree) for one in rounds)
-    return Found(value, slope, rounds[0].others, rounds[0].group, disagree)
+    scoreless = any(bool(one.scoreless) for one in rounds)
+    return Found(value, slope, rounds[0].others, rounds[0].group, scoreless)
 
 
 def _no_checkpoint() -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -197,7 +196,10 @@ def _born(
         born = chosen.take(_while_running(running, born).reshape(-1)) * still(chosen.factor)
         worth = jnp.concatenate([worth, born.astype(worth.dtype)])
     weight = jnp.concatenate([lanes.weight, chosen.take(weight.T) * chosen.factor[:, None]])
-    lanes = dataclasses.replace(lanes, weight=weight, scale=scale, worth=worth)
+    scoreless = sampler.scoreless(drawn.ndim, parameters, tangents)
+    if running is not None:
+        scoreless = scoreless & running
+    lanes = Lanes(weight, lanes.births, lanes.pinned, scale, worth, lanes.scoreless | scoreless)
     return lanes, chosen.flip(drawn, flipped)
 
 

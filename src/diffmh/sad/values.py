@@ -37,7 +37,8 @@ class Lanes(eqx.Module):
     outside of the running loop differs in the alternative, else −1; `None` if none can. `scale`
     sums the weights born so far for each parameter, so that scores measure each parameter in its
     own units; a single parameter has none. In the reverse mode, `worth` are zeros whose derivative
-    by JAX is the weight, and `weight` is known along the probing directions only.
+    by JAX is the weight, and `weight` is known along the probing directions only. `scoreless` is
+    True if the score does not exist for a draw so far.
     """
 
     weight: Float[Array, "L P"]
@@ -45,6 +46,7 @@ class Lanes(eqx.Module):
     pinned: Int[Array, "K"] | None
     scale: Float[Array, "P"] | None
     worth: Float[Array, "L"] | None
+    scoreless: Bool[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,7 @@ def no_alternatives(
         pinned=None,
         scale=jnp.zeros(num_parameters, dtype) if num_parameters > 1 else None,
         worth=jnp.zeros(num_slots, dtype) if reverse else None,
+        scoreless=jnp.zeros((), bool),
     )
     return World(lanes, None, jax.random.uniform(key_uniforms, (num_uniforms,)), key_inner)
 
