@@ -294,7 +294,7 @@ def fewer_each_time(draw, theta, x):
     return x
 
 
-INSIDE = "calls `draw.accept` inside of `jax.lax.cond`, `scan`, `vmap` or `jit`: how many draws"
+INSIDE = "calls `draw.accept` inside of `jax.lax.cond`, `scan`, `vmap` or `jit`: the number of"
 ORDER = "must make the same draws in the same order each time that it is called: draw 0 was"
 
 

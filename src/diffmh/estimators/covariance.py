@@ -101,9 +101,9 @@ class Covariance(Estimator):
             )
         if self.control is not None and not self.unconstrained:
             raise ValueError(
-                "`Covariance(control='stein')` holds in coordinates that take every real value,"
-                " and nothing says that the state's do: declare it with `unconstrained=True`, or"
-                " leave `control` out."
+                "`Covariance(control='stein')` needs coordinates that take every real value. If"
+                " those of the state do, declare it with `unconstrained=True`; otherwise leave"
+                " `control` out."
             )
 
     def resolve(self, problem):

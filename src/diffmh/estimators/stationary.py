@@ -94,10 +94,10 @@ class Stationary(Estimator):
         for update in kernel.updates():
             if not knows_coupled_transition(update):
                 raise ValueError(
-                    f"`{self!r}`: the coupled step of `{update.name_in_messages}` has no decisions"
-                    " that are known, so the second chain cannot have alternatives: use"
-                    " `Stationary(alternatives=0)`, the covariance alone, if theta is in the"
-                    " target only."
+                    f"`{self!r}`: the decisions of the coupled step of"
+                    f" `{update.name_in_messages}` are not known, so the second chain cannot have"
+                    " alternatives. If only the target depends on theta, use"
+                    " `Stationary(alternatives=0)`, which estimates by the covariance alone."
                 )
 
     def refuse(self, kernel, num_parameters, lag):
@@ -147,9 +147,10 @@ def refuse_that_stay_apart(kernel: Kernel, name: str) -> None:
     updates = kernel.updates()
     if all(update.keeps_apart for update in updates):
         raise ValueError(
-            f"`{name}` needs chains that meet, and those of {_named(updates)} come close at best:"
-            " leave `coupling` out, which takes the proposal's best, or mix in a walk under which"
-            " they meet, `Mixture(kernel, MetropolisHastings(log_density, GaussianWalk(...)))`."
+            f"`{name}` needs chains that meet, and those of {_named(updates)} at best come close to"
+            " each other. Leave `coupling` out to use the proposal's best, or add a walk under"
+            " which they meet: `Mixture(kernel, MetropolisHastings(log_density,"
+            " GaussianWalk(...)))`."
         )
 
 

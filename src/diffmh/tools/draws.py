@@ -58,9 +58,9 @@ class FromDraws(eqx.Module):
         """
         if self.at is None:
             raise TypeError(
-                "`from_draws(f, log_density, draws)` is a function of theta only if it knows the"
-                " theta that the draws were made with: `from_draws(..., at=theta)`. `.run` needs"
-                " none."
+                "To call `from_draws(f, log_density, draws)` as a function of theta, pass the theta"
+                " that the draws were made with: `from_draws(..., at=theta)`. `.run` does not need"
+                " it."
             )
         theta, args = trees.strong(validate.theta(theta)), trees.data(args)
         refuse_another_form(theta, self.at)
@@ -109,15 +109,15 @@ class FromDraws(eqx.Module):
         return made.controlled(at, self.degree)
 
     def reweighted(self, theta: PyTree, args: tuple[Any, ...]) -> Reweighted:
-        """The draws with their weights; all the same if nobody said where they were made."""
+        """The draws with their weights; all the same if `at` was not given."""
         at = theta if self.at is None else self.at
         return Reweighted(self.f, self.log_density, at, self.draws, args)
 
     def located(self, theta: PyTree) -> FromDraws:
-        """The same draws as a function of theta: made at this theta, if nobody said where."""
+        """The same draws as a function of theta: made at this theta, if `at` was not given."""
         if self.weights is not None or self.control is not None:
             raise ValueError(
-                "second derivatives and the evidence weigh draws by themselves: make"
+                "second derivatives and the evidence compute weights of their own: make"
                 " `from_draws(...)` without `weights` and `control`."
             )
         return dataclasses.replace(self, at=theta) if self.at is None else self
@@ -246,7 +246,7 @@ def _check_control(control: Any, degree: Any, unconstrained: Any) -> None:
         validate.count(degree, "from_draws(degree=...)", least=0)
         if degree > 3 or control is None:
             raise ValueError(
-                "`from_draws(degree=...)` is that of `control='stein'`, 0 to 3, got"
+                "`from_draws(degree=...)` must be from 0 to 3 and needs `control='stein'`, got"
                 f" degree={degree} and control={control!r}."
             )
     if control is None:
@@ -254,8 +254,7 @@ def _check_control(control: Any, degree: Any, unconstrained: Any) -> None:
     validate.choice(control, "from_draws(control=...)", ("stein",))
     if not unconstrained:
         raise ValueError(
-            "`from_draws(control='stein')` holds in coordinates that take every real value, and"
-            " nothing says that these do: declare it with `unconstrained=True`, for draws of"
-            " positive or bounded quantities after a transformation (`state=...`), with its"
-            " Jacobian in `log_density`."
+            "`from_draws(control='stein')` needs coordinates that take every real value. If these"
+            " do, declare it with `unconstrained=True`. Transform positive or bounded quantities"
+            " first (`state=...`), with the Jacobian in `log_density`."
         )

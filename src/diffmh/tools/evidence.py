@@ -24,8 +24,8 @@ from .draws import FromDraws, from_draws
 from .evidence_report import EvidenceReport, ObservedTerm
 
 _NOT_AGAIN = (
-    "`diffmh.evidence(...)` gives gradient and Hessian of its own; nothing else of it can be"
-    " differentiated."
+    "`diffmh.evidence(...)` returns a gradient and a Hessian, which cannot be differentiated"
+    " further."
 )
 
 
@@ -199,8 +199,8 @@ def evidence(
     known = {id(log_density), id(once(log_density))}
     if not known & set(kernel.densities()):
         raise ValueError(
-            f"`{where}`: `log_density` must be the very function that the kernel was made with, as"
-            " its terms in θ alone count."
+            f"`{where}`: `log_density` must be the function that the kernel was made with, because"
+            " terms of it that depend on θ alone count here."
         )
     chains = expectation(
         score,
@@ -220,6 +220,6 @@ def _refuse_chain_options(init, num_samples, mesh) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise TypeError(
-            f"`evidence(log_density, draws, ...)`: `{named[0]}` is for a kernel, and what came is"
-            " not one but draws."
+            f"`evidence(log_density, draws, ...)`: `{named[0]}` is for a kernel, and these are"
+            " draws."
         )

@@ -155,8 +155,8 @@ def optimise(
     place = checkpoint_of(checkpoint)
     if place is not None and jax.process_count() > 1:
         raise ValueError(
-            "`optimise(checkpoint=...)` is for one host: several would go on from iterates of their"
-            " own. Keep `theta` yourself, or give the checkpoint to `.run`."
+            "`optimise(checkpoint=...)` is for one host, because several would continue from"
+            " different iterates. Keep `theta` yourself, or give the checkpoint to `.run`."
         )
     run = _Run(objective, _Way(optimizer, maximise, newton), share, key, args)
     begin = (theta, optimizer.init(theta), KeptDraws(theta, jnp.int32(-1)))
@@ -242,7 +242,7 @@ class _Run(eqx.Module):
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(known)):
             raise FloatingPointError(
                 f"`optimise`: at iteration {i}, theta = {theta}, the objective is"
-                f" {found.value} with gradient {found.gradient}: there is no direction to go."
+                f" {found.value} with gradient {found.gradient}: no step can be taken."
             )
         newton_steps.refuse_no_step(way.newton, i, theta, state[0])
         part.results.append((theta, found))

@@ -177,8 +177,8 @@ class Walk(eqx.Module):
 def walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
     where = "sample(kernel, theta, key, *args, ...)"
     why = (
-        "`sample` returns draws, whose derivative by theta would silently be zero: differentiate"
-        " what `diffmh.expectation` returns."
+        "`sample` returns draws, whose derivative with respect to theta would silently be zero:"
+        " differentiate what `diffmh.expectation` returns."
     )
     given = admission.given(kernel, theta, key, args, init, where, why)
     thin = validate.count(thin, "sample(thinning=...)")
@@ -399,7 +399,7 @@ def _data_tree(walk: Walk, arrays: Sequence[np.ndarray]) -> DataTree:
         if error.name != "arviz_base":
             raise
         raise ModuleNotFoundError(
-            "`sample` returns what ArviZ has for draws, which is not installed:"
+            "`sample` returns an ArviZ `DataTree`, and arviz-base is not installed:"
             ' pip install "diffmh[samples]"',
             name="arviz_base",
         ) from None

@@ -152,7 +152,7 @@ def _refuse_sources(key, draws, kernel, weights, options: dict, predicts: bool) 
     if kernel is not None or options:
         wrong = sorted([*options, *(["kernel"] if kernel is not None else [])])
         raise TypeError(
-            f"`sensitivity(draws=...)` samples nothing, and has no use for {wrong}: leave them out."
+            f"`sensitivity(draws=...)` does not sample and does not use {wrong}: leave them out."
         )
 
 
@@ -168,8 +168,8 @@ def _own_chains(problem, key, kernel, quantities, predicts, level, options) -> S
     options = {**start, "estimator": Covariance(), **options}
     if "num_samples" not in options:
         raise TypeError(
-            "`sensitivity(posterior, f, key, kernel=...)` runs chains of ours: say how long, as in"
-            " `num_samples=10_000, burn_in=1_000`."
+            "`sensitivity(posterior, f, key, kernel=...)` runs chains of that kernel: pass their"
+            " length, such as `num_samples=10_000, burn_in=1_000`."
         )
     run = expectation(problem.moments, made, **options).run(problem.theta, key)
     return Sensitivity(tuple(of_own_chains(run, problem.theta, level)), run, level)

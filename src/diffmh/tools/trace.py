@@ -159,7 +159,7 @@ def trace(
     """
     where = "trace(kernel, theta, key, *args, ...)"
     why = (
-        "`trace` keeps a path to look at and is not differentiated: differentiate what"
+        "`trace` returns a path for plots and cannot be differentiated: differentiate what"
         " `diffmh.expectation` returns."
     )
     given = admission.given(kernel, theta, key, args, init, where, why)
