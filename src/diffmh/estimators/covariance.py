@@ -37,12 +37,12 @@ class Covariance(Estimator):
     several chains the covariance between the chains' means is added, which removes the bias that is
     left at stationarity: `Cov_c + (1 − 1/C) (f̄_c − f̄_{−c}) (s̄_c − s̄_{−c})` for chain c.
 
-    - `control="stein"`: from f, s and `(f − m_f)(s − m_s)` are subtracted their regressions on
-      functions `Δφ + ∇φ · ∇_x log g` of mean zero at stationarity, φ the monomials up to degree 3
-      in the real coordinates of the state, with coefficients from other chains
-      (`docs/mathematics.md`). The degree, 0 included, is chosen on other chains; the functions are
-      at most a tenth as many as the samples. It takes at least 4 chains to have an effect, and
-      centre and scale of the coordinates come from pilot chains of their own.
+    - `control="stein"`: subtracts from f, s and `(f − m_f)(s − m_s)` their regressions on functions
+      `Δφ + ∇φ · ∇_x log g`, which have mean zero at stationarity (`docs/mathematics.md`). φ are the
+      monomials up to degree 3 in the real coordinates of the state; the coefficients come from
+      other chains. The degree, 0 included, is chosen on other chains; the functions are at most a
+      tenth as many as the samples. It takes at least 4 chains to have an effect, and centre and
+      scale of the coordinates come from pilot chains of their own.
     - `unconstrained`: declares that each real coordinate of the state takes every real value, as
       those of `from_numpyro` and `from_pymc` do (`Posterior.expectation` declares it for you).
 

@@ -41,8 +41,8 @@ class Stationary(Estimator):
     - `max_steps`: the most steps of a pair; `None` for 100,000, or ten times `burn_in +
       num_samples`. A pair that has not met by then makes the result NaN; `.run` says how many.
 
-    `num_samples` and `burn_in` decide about the variance only. A `burn_in` near the time that most
-    pairs take to meet is a good choice: `.run` reports `meeting_time` and suggests one.
+    `num_samples` and `burn_in` affect only the variance. A `burn_in` near the time that most pairs
+    take to meet is a good choice: `.run` reports `meeting_time` and suggests one.
 
     Refused: kernels whose chains cannot meet (a `Hamiltonian` by itself; a walk coupled by
     `CommonRandomNumbers()`); `alternatives=0` where C does not apply; alternatives for updates

@@ -34,8 +34,8 @@ class Tempering(Kernel):
     - `kernel_at(beta)` makes the kernel of a replica. Its density need not be a power, but must be
       that of its own equilibrium: `beta * likelihood + prior` will do.
     - `betas`: inverse temperatures, at least two, that of the replica of interest first, neighbours
-      side by side. `beta` then is a traced number. Or a function `theta -> betas`, by which the
-      ladder is differentiated too: `beta` is a function of theta then, to be called in the density.
+      side by side. `beta` then is a traced number. Or a function `theta -> betas`, so that the
+      ladder is differentiated too: `beta` is then a function of theta, to be called in the density.
     - `num_replicas`: how many there are, if `betas` is a function.
 
     A state is all replicas, stacked: each leaf has them as its leading axis, in `init` as in `f`,

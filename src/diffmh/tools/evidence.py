@@ -49,7 +49,7 @@ class ScoreOfDensity(eqx.Module):
 
 
 class Evidence(eqx.Module):
-    """`log Z(θ)`, or `observed(θ) − log Z(θ)`, of which gradient and Hessian are estimated; made by
+    """Gradient and Hessian of `log Z(θ)`, or of `observed(θ) − log Z(θ)`; made by
     `diffmh.evidence`.
     """
 
@@ -116,7 +116,7 @@ class Evidence(eqx.Module):
         return gradient, hessian, jax.vmap(flat)(fixed)
 
     def located(self, theta: PyTree) -> Differentiable | FromDraws:
-        """The scores as a function of theta: of draws that nobody said the theta of, at this."""
+        """The scores as a function of theta; draws without `at` are taken to be made at this."""
         e = self.scores
         return e.located(jax.lax.stop_gradient(theta)) if isinstance(e, FromDraws) else e
 
@@ -137,8 +137,8 @@ def evidence(
     at: PyTree = None,
     observed: Checked[Callable[..., Array]] | None = None,
 ) -> Evidence:
-    """The log normaliser `log Z(θ) = log ∫ g(θ, x) dx`, of which chains or draws give gradient and
-    Hessian (not the value):
+    """The gradient and the Hessian (not the value) of the log normaliser
+    `log Z(θ) = log ∫ g(θ, x) dx`, from chains or draws:
 
         ∂ log Z = E s,    ∂² log Z = Cov(s) + E ∂s,    s = ∂_θ log g(θ, x)
 
@@ -156,9 +156,9 @@ def evidence(
     **Arguments**
 
     - `log_density(theta, x, *args)`: `log g`, a scalar.
-    - `kernel`: a kernel with this very `log_density`, and `init`, `num_samples`, `burn_in`,
-      `num_chains`, `mesh` as for `expectation`; or draws as for `from_draws`, with `at` the theta
-      that they were made with.
+    - `kernel`: a kernel that was made with this `log_density`, and `init`, `num_samples`,
+      `burn_in`, `num_chains`, `mesh` as for `expectation`; or draws as for `from_draws`, with `at`
+      the theta that they were made with.
     - `observed(theta, *args)`: a scalar from which log Z is subtracted.
 
     **Returns** an object that is called with `(theta, key, *args)`, or `(theta, *args)` for draws,

@@ -150,7 +150,8 @@ def influence(
     - `control="stein"`: Stein's control variates, as of `diffmh.from_draws`.
     - `level`: of the intervals.
 
-    **Refused**: a posterior that knows no single observations, or has none.
+    **Refused**: a posterior without the log likelihood of each observation, or without
+    observations.
 
     >>> import diffmh, jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
     >>> def model(y, scale):

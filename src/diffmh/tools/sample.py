@@ -79,9 +79,10 @@ def sample(
     **Arguments**
 
     - `kernel`, `theta`, `key`, `args`, `init`, `burn_in`, `num_chains`: as for `expectation`.
-    - `num_samples`: how many draws of each chain are kept; between two are `thinning` steps.
-    - `block_size`: how many draws of each chain wait to be written out, about 64 MB of them if left
-      out. The memory that is needed beside the result is theirs.
+    - `num_samples`: how many draws of each chain are kept; there are `thinning` steps between two
+      of them.
+    - `block_size`: how many draws of each chain are held in memory before they are written out,
+      about 64 MB if left out. No other memory is needed beside the result.
     - `progress`: a bar on stderr, where that is a terminal.
     - `checkpoint`: a directory, or `diffmh.Checkpoint`. The draws are then written there, and what
       is returned reads them from disk when they are asked for: memory does not grow with
