@@ -210,7 +210,7 @@ def _jvp_by(primals, tangents):
 
 @jax.custom_jvp
 def _only_once(leaf):
-    """A parameter, of which a derivative is being taken already."""
+    """A parameter with respect to which a derivative is already being taken."""
     return leaf
 
 

@@ -245,8 +245,8 @@ def _table(report: Report, weights: PyTree, deviations: PyTree, level: float):
 
 
 def _matrix(report: Report, tree: PyTree, before: int, after: int) -> np.ndarray:
-    """A tree like a report's gradient as an array `(..., F, N, ...)`, with so many further axes
-    before and after.
+    """A tree like a report's gradient as an array `(..., F, N, ...)`, with these numbers of further
+    axes before and after.
     """
     leaves, structure = jax.tree.flatten(report.value)
     rows = []
