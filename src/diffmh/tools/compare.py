@@ -1,4 +1,4 @@
-"""compare: every estimator that applies, on the same chains."""
+"""compare: several estimators of one expectation on the same chains."""
 
 from __future__ import annotations
 
