@@ -135,7 +135,7 @@ def test_derivative_in_what_is_not_theta(where, derivative):
 )
 def test_second_derivatives(function, jit, second):
     words = (
-        "second derivative … only first derivatives … Covariance() … `diffmh.hessian(expectation)`"
+        "second derivative … first derivatives only … `diffmh.hessian(expectation)` … Covariance()"
     )
     refused(lambda: jit(second(function))(0.5, KEY), diffmh.NotDifferentiable, words)
 

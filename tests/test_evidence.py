@@ -240,7 +240,11 @@ def test_the_likelihood_of_an_energy_model_is_one_call():
             TypeError,
             "evidence",
         ),
-        (lambda e: jax.grad(lambda t: e(t).gradient)(0.0), diffmh.NotDifferentiable, "cannot be differentiated further"),
+        (
+            lambda e: jax.grad(lambda t: e(t).gradient)(0.0),
+            diffmh.NotDifferentiable,
+            "cannot be differentiated further",
+        ),
     ],
 )
 def test_refusals(line, kind, words):

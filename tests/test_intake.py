@@ -189,7 +189,7 @@ def without(sites, *names):
         (lambda s: {**s, "sigma": -s["sigma"]}, "'sigma' are not finite, or lie outside"),
         (lambda s: {**s, "mu": "a"}, "'mu' is 'a', not an array"),
         (lambda s: s["mu"], "arrays by the names of the posterior's sites, mu"),
-        (lambda s: [{"mu": [1.0]}, {"mu": [1.0, 2.0]}], "must have the same length"),
+        (lambda s: [{"mu": [1.0]}, {"mu": [1.0, 2.0]}], "must be of one length"),
         (lambda s: tree_of(s).posterior.to_dataset().rename(chain="walker"), "'walker': 3"),
         (lambda s: tree_of(s).children and xarray.DataTree.from_dict({"a": None}), "no group"),
     ],

@@ -426,7 +426,7 @@ def test_a_kernel_of_another_density(posterior):
         ({}, "either a `key`"),
         ({"key": KEY, "draws": {"mean": jnp.ones((4, 20))}}, "got both"),
         ({"key": KEY, "weights": jnp.ones(3)}, "weights of `draws`"),
-        ({"draws": {"mean": jnp.ones((4, 20))}, "num_samples": 3}, "does not use .'num_samples'"),
+        ({"draws": {"mean": jnp.ones((4, 20))}, "num_samples": 3}, "no use for .'num_samples'"),
         ({"key": KEY, "kernel": 3, "num_samples": 3}, "`kernel` must be a function"),
         ({"key": KEY, "kernel": lambda density: None, "quantities": "sd"}, "keeps no draws"),
         ({"key": KEY, "burn_in": 3}, "pass their length"),

@@ -265,9 +265,9 @@ def refuse_jumps(jumps: Sequence[Jump], name: str, moves: bool) -> None:
         )
         raise NotDifferentiable(
             f"`{name}` {jumps_at} in x {why} (`{jump.primitive}` at {jump.where}): the estimator"
-            " cannot see the moving jump, so the derivative would be wrong. Rescale x so that the"
-            " place is fixed (a support (0, 1), scaled by theta)"
-            f"{', or use a kernel whose moves do not depend on theta' if moves else ''}. If"
+            " cannot see the moving jump, so the derivative would be wrong. Write x in units in"
+            " which the place is fixed (a support (0, 1) scaled by theta)"
+            f"{', or take a kernel whose moves do not depend on theta' if moves else ''}. If"
             f" `{name}` is continuous, vouch for it: `{name} = diffmh.continuous({name})`."
         )
 

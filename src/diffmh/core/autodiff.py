@@ -17,10 +17,10 @@ from ..fast.batch_first import batch_first
 from ..fast.linear import linear_call
 
 _SECOND_DERIVATIVE = (
-    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`). diffmh"
-    " estimates only first derivatives of finite chains and of programs. For the equilibrium, make"
-    " the expectation with `estimator=diffmh.Covariance()`: then `diffmh.hessian(expectation)` and"
-    " `jax.hessian` work. For draws, differentiate `diffmh.from_draws(..., at=theta)`."
+    "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): of"
+    " finite chains and of programs diffmh estimates first derivatives only. At equilibrium there"
+    " is `diffmh.hessian(expectation)`, and `jax.hessian` itself, for expectations with"
+    " `estimator=diffmh.Covariance()`; from draws, those of `diffmh.from_draws(..., at=theta)`."
 )
 _THIRD_DERIVATIVE = (
     "A third derivative of an expectation was asked for. diffmh estimates only first and second"

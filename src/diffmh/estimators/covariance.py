@@ -84,10 +84,11 @@ class Covariance(Estimator):
         if set(densities) != {id(first.density_identity)}:
             raise ValueError(
                 "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
-                " that were put together have different ones. Give each the same `log_density`"
-                " function, made once and not by a `Sweep` for each site. An `Update` of your own"
-                " says which function it has by `density_identity`. For a `Schedule`, whose stages"
-                " have no equilibrium in common, use `StochasticDerivative()`."
+                " that were put together have different ones: give each the same `log_density`"
+                " function, made once and not by a `Sweep` for each site; for an `Update` of your"
+                " own let `density_identity` return what they share; or use"
+                " `StochasticDerivative()`, which a `Schedule`, whose stages have no equilibrium in"
+                " common, needs anyway."
             )
         if lag:
             raise ValueError(

@@ -41,8 +41,8 @@ class Stationary(Estimator):
     - `max_steps`: the most steps of a pair; `None` for 100,000, or ten times `burn_in +
       num_samples`. A pair that has not met by then makes the result NaN; `.run` says how many.
 
-    `num_samples` and `burn_in` affect only the variance. A `burn_in` near the time that most pairs
-    take to meet is a good choice: `.run` reports `meeting_time` and suggests one.
+    `num_samples` and `burn_in` decide about the variance only. A `burn_in` near the time that most
+    pairs take to meet is a good choice: `.run` reports `meeting_time` and suggests one.
 
     Refused: kernels whose chains cannot meet (a `Hamiltonian` by itself; a walk coupled by
     `CommonRandomNumbers()`); `alternatives=0` where C does not apply; alternatives for updates
@@ -94,10 +94,10 @@ class Stationary(Estimator):
         for update in kernel.updates():
             if not knows_coupled_transition(update):
                 raise ValueError(
-                    f"`{self!r}`: the decisions of the coupled step of"
-                    f" `{update.name_in_messages}` are not known, so the second chain cannot have"
-                    " alternatives. If only the target depends on theta, use"
-                    " `Stationary(alternatives=0)`, which estimates by the covariance alone."
+                    f"`{self!r}`: the coupled step of `{update.name_in_messages}` has no decisions"
+                    " that are known, so the second chain cannot have alternatives: use"
+                    " `Stationary(alternatives=0)`, the covariance alone, if theta is in the"
+                    " target only."
                 )
 
     def refuse(self, kernel, num_parameters, lag):

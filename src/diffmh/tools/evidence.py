@@ -156,9 +156,9 @@ def evidence(
     **Arguments**
 
     - `log_density(theta, x, *args)`: `log g`, a scalar.
-    - `kernel`: a kernel that was made with this `log_density`, and `init`, `num_samples`,
-      `burn_in`, `num_chains`, `mesh` as for `expectation`; or draws as for `from_draws`, with `at`
-      the theta that they were made with.
+    - `kernel`: a kernel with this very `log_density`, and `init`, `num_samples`, `burn_in`,
+      `num_chains`, `mesh` as for `expectation`; or draws as for `from_draws`, with `at` the theta
+      that they were made with.
     - `observed(theta, *args)`: a scalar from which log Z is subtracted.
 
     **Returns** an object that is called with `(theta, key, *args)`, or `(theta, *args)` for draws,

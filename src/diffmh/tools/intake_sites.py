@@ -57,7 +57,7 @@ def _stacked(chains: list[Any], name: str) -> np.ndarray:
     if len({array.shape for array in arrays}) > 1:
         raise ValueError(
             f"`{_WHERE}`: the chains of {name!r} have shapes"
-            f" {few(str(array.shape) for array in arrays)}; they must have the same length."
+            f" {few(str(array.shape) for array in arrays)}; they must be of one length."
         )
     return np.stack(arrays)
 
@@ -140,9 +140,8 @@ def _refuse_boundary(states: dict[str, Any]) -> None:
         if not bool(jnp.all(jnp.isfinite(array))):
             raise ValueError(
                 f"`{_WHERE}`: some draws of {name!r} are not finite, or lie outside or on the"
-                " boundary of its support, where it has no unconstrained value. Draws must be of"
-                " the same model at the same hyperparameters, in the model's own (constrained)"
-                " sites."
+                " boundary of its support, where no unconstrained state is. Draws must be of the"
+                " same model at the same hyperparameters, in the model's own (constrained) sites."
             )
 
 

@@ -152,7 +152,7 @@ def _refuse_sources(key, draws, kernel, weights, options: dict, predicts: bool) 
     if kernel is not None or options:
         wrong = sorted([*options, *(["kernel"] if kernel is not None else [])])
         raise TypeError(
-            f"`sensitivity(draws=...)` does not sample and does not use {wrong}: leave them out."
+            f"`sensitivity(draws=...)` samples nothing, and has no use for {wrong}: leave them out."
         )
 
 
