@@ -15,14 +15,15 @@ from ..reports.comparison import Comparison
 def compare(
     expectation: Checked[Differentiable], theta: PyTree, key: Checked[Key[Array, ""]], *args: Any
 ) -> Comparison:
-    """Runs several estimators on the same chains, and says which costs least.
+    """Runs several estimators on the same chains, and says which costs least: the one in use,
+    `StochasticDerivative` with some numbers of alternatives, `Score` and `Covariance`, where they
+    apply.
 
-    These are the estimator in use, `StochasticDerivative` with 1, 4 and 16 alternatives, `Score`
-    and `Covariance`, where they apply. For each: value, gradient ± error over the chains, seconds
-    per run, variance × time and how far its gradient lies from that of the estimator in use, chain
-    by chain. The variance that a given time buys is in proportion to variance × time, so the least
-    is recommended, among estimators of the quantity that was asked for: `StochasticDerivative` and
-    `Score` estimate the derivative of the finite chain, `Covariance` that of its equilibrium.
+    For each: value, gradient ± error over the chains, seconds per run, variance × time and how far
+    its gradient lies from that of the estimator in use, chain by chain. The variance that a given
+    time buys is in proportion to variance × time, so the least is recommended, among estimators of
+    the quantity that was asked for: `StochasticDerivative` and `Score` estimate the derivative of
+    the finite chain, `Covariance` that of its equilibrium.
 
     **Arguments**: what `diffmh.expectation` or `diffmh.compose` returned, and those of its `.run`.
     Each estimator is compiled once and run four times.
