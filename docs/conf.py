@@ -7,7 +7,11 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import sys
+
+from docutils import nodes
+from PIL import Image
 
 DOCS = pathlib.Path(__file__).parent
 sys.path.insert(0, str(DOCS))
@@ -95,6 +99,43 @@ def _as_svg(app, name, source):
         source[0] = f"{before}```{{raw}} html\n{draw_architecture.drawing()}\n```\n{after}"
 
 
+CARD = """:::{grid-item-card} [](%(page)s.md)
+:link: %(page)s
+:link-type: doc
+
+```{raw} html
+<img alt="" class="thumbnail" src="../_static/thumbnails/%(page)s.png">
+```
+%(method)s. *Checked against* %(check)s.
+:::
+"""
+
+
+def _as_cards(app, name, source):
+    """GitHub shows the gallery as a table; here each row is a card with a small picture."""
+    if name != "gallery/index":
+        return
+    row = re.compile(r"\| \[\]\((?P<page>\w+)\.md\) \| (?P<method>.*) \| (?P<check>.*) \|\n")
+    cards = "".join(CARD % found.groupdict() for found in row.finditer(source[0]))
+    begin, end = source[0].index("| problem |"), source[0].index("```{toctree}")
+    grid = "::::{grid} 1 2 2 3\n:gutter: 3\n\n" + cards + "::::\n\n"
+    source[0] = source[0][:begin] + grid + source[0][end:]
+
+
+def _thumbnails(app, exception):
+    """The last picture of each page of the gallery, made small."""
+    if exception is not None or app.builder.format != "html":
+        return
+    folder = pathlib.Path(app.outdir) / "_static" / "thumbnails"
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in app.env.toctree_includes["gallery/index"]:
+        *_, last = app.env.get_doctree(page).findall(nodes.image)
+        picture = pathlib.Path(app.outdir) / "_images" / app.builder.images[last["uri"]]
+        with Image.open(picture) as whole:
+            whole.thumbnail((640, 480))
+            whole.save(folder / f"{pathlib.PurePath(page).name}.png")
+
+
 def _leave_out_aliases(app, what, name, member, skip, options):
     """Fields of named tuples, which their class explains."""
     return True if (getattr(member, "__doc__", "") or "").startswith("Alias for field") else None
@@ -116,6 +157,8 @@ def _formulas(app, what, name, member, options, lines):
 
 def setup(app):
     app.connect("source-read", _as_svg)
+    app.connect("source-read", _as_cards)
+    app.connect("build-finished", _thumbnails)
     app.connect("autodoc-skip-member", _leave_out_aliases)
     app.connect("autodoc-process-docstring", _formulas)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

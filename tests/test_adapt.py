@@ -219,6 +219,12 @@ def test_another_density_of_a_model(mixed):
             ),
             "depends on theta not only through its log density",
         ),
+        (
+            lambda posterior: diffmh.extend.update(posterior.log_density)(
+                lambda draw, theta, x: jax.tree.map(lambda leaf: -leaf, x)
+            ),
+            "depends on theta not only through its log density",
+        ),
         (3.0, "`kernel` must be a function"),
         (lambda posterior: lambda density: 3.0, "`kernel(log_density)` must be"),
     ],

@@ -50,7 +50,7 @@ def test_flips_that_keep_later_outcomes_are_caught(monkeypatch):
     def forgetting(self, theta, x, args):
         found = prepared(self, theta, x, args)
         kept = tuple(entry._replace(depends=False) for entry in found.entries)
-        return function.FunctionUpdate(found.function, found.density, found.slots, kept)
+        return function.FunctionUpdate(found.density, found.function, found.slots, kept)
 
     monkeypatch.setattr(function.FunctionUpdate, "prepared", forgetting)
     for case in (in_turn(), leaping()):
@@ -100,6 +100,25 @@ def walk(draw, theta, x):
 def walk_by_noise(draw, theta, x):
     y = x + 2.38 * draw.normal()
     return jnp.where(draw.accept(normal(theta, y) - normal(theta, x)), y, x)
+
+
+def wider(theta, x):
+    return normal(theta, x) / 4
+
+
+def test_covariance_knows_its_density():
+    """It is known by the function that it was given, beside other kernels too."""
+
+    def mean(density):
+        kernel = diffmh.Cycle(walk, diffmh.MetropolisHastings(density, WALK))
+        estimator = diffmh.Covariance()
+        length = dict(num_samples=500, burn_in=20, num_chains=64)
+        return diffmh.expectation(lambda _, x: x, kernel, init=0.0, estimator=estimator, **length)
+
+    report = mean(normal).run(0.5, jax.random.key(0))
+    assert abs(report.gradient - 1) < 5 * report.gradient_error < 0.5
+    with pytest.raises(ValueError, match=r"`Covariance\(\)` needs one density"):
+        jax.grad(mean(wider))(0.5, jax.random.key(0))
 
 
 @pytest.mark.parametrize("kernel", [walk, walk_by_noise])
@@ -275,7 +294,7 @@ def fewer_each_time(draw, theta, x):
     return x
 
 
-INSIDE = "calls `draw.accept` inside of `jax.lax.cond`, `scan`, `vmap` or `jit`: how many draws"
+INSIDE = "calls `draw.accept` inside of `jax.lax.cond`, `scan`, `vmap` or `jit`: the number of"
 ORDER = "must make the same draws in the same order each time that it is called: draw 0 was"
 
 

@@ -115,7 +115,7 @@ def test_odds_that_do_not_say_which_decision_are_refused():
     """By births, also where they are chosen because there are many parameters."""
     odds = DensityOdds(full)
     for case, estimator in ((delayed(odds=odds), BIRTHS), (delayed(40, odds=odds), None)):
-        with pytest.raises(ValueError, match="`Delayed` makes 2 decisions, and its `flip_odds`"):
+        with pytest.raises(ValueError, match="`Delayed` makes 2 decisions, but its `flip_odds`"):
             case.derivatives(STEPS, 16, estimator)
 
 

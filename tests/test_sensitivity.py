@@ -429,7 +429,7 @@ def test_a_kernel_of_another_density(posterior):
         ({"draws": {"mean": jnp.ones((4, 20))}, "num_samples": 3}, "no use for .'num_samples'"),
         ({"key": KEY, "kernel": 3, "num_samples": 3}, "`kernel` must be a function"),
         ({"key": KEY, "kernel": lambda density: None, "quantities": "sd"}, "keeps no draws"),
-        ({"key": KEY, "burn_in": 3}, "say how long"),
+        ({"key": KEY, "burn_in": 3}, "pass their length"),
         ({"key": KEY, "theta": {"scale": 3.0}}, "the posterior's own `theta`"),
         ({"key": KEY, "quantities": ("q100",)}, "got 'q100'"),
         ({"key": KEY, "quantities": ()}, "must be names such as"),

@@ -136,8 +136,8 @@ class Differentiable(ABC):
         - `compare`: also how the other estimators would have done (`diffmh.compare`), in
           `report.comparison`.
 
-        Refused with a single chain, whose error nobody knows, and inside `jit`: it looks at the
-        numbers. A checkpoint of another problem, or a damaged one, is refused and left alone.
+        Refused with a single chain, which gives no error, and inside `jit`, because it needs the
+        numbers. A checkpoint of another problem, or a damaged one, is refused and not changed.
         """
         if self.num_chains < 2:
             raise ValueError(

@@ -137,7 +137,7 @@ def adapted(density, init):
     leap_structure=(
         leaps({"a": 0.5}, jnp.zeros(2)),
         ValueError,
-        "`Hamiltonian(step_size=...)` must be a number or a pytree like the state",
+        "`Hamiltonian(step_size=...)` is a pytree, so it must have the structure of the state",
     ),
     leap_word=(leaps("a", 0.0), TypeError, "`Hamiltonian(step_size=...)` must be … got 'a'"),
     drift_of_integers=(

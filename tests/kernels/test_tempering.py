@@ -252,7 +252,7 @@ def test_refusals():
         diffmh.Tempering(fixed, (1.0,))
     with pytest.raises(ValueError, match=r"Tempering\(betas=...\).*finite"):
         diffmh.Tempering(fixed, (1.0, jnp.nan))
-    with pytest.raises(ValueError, match="say it by `num_replicas`"):
+    with pytest.raises(ValueError, match="pass `num_replicas`"):
         diffmh.Tempering(fixed, lambda theta: theta)
     with pytest.raises(ValueError, match="leave it out"):
         diffmh.Tempering(fixed, (1.0, 0.5), num_replicas=3)

@@ -39,8 +39,8 @@ def as_blackjax(kernel: Checked[Kernel], theta: PyTree, *args: Any) -> Any:
     run on it. It has `init(position) -> state` and `step(rng_key, state) -> (state, info)`.
 
     A state's `position` is the chain's; `info.acceptance_rate` is the step's. For derivatives use
-    `diffmh.expectation`: through this loop `jax.grad` sees nothing of what is accepted, as in any
-    other.
+    `diffmh.expectation`: `jax.grad` through this loop misses the derivative of the accept
+    decisions, as with any other sampler.
 
     >>> import blackjax, diffmh, jax                                       # doctest: +SKIP
     >>> walk = diffmh.as_blackjax(kernel, theta)                           # doctest: +SKIP

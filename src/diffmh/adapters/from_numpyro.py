@@ -161,10 +161,10 @@ def from_numpyro(
     """The posterior of a NumPyro model as a function of its hyperparameters.
 
     `theta` gives hyperparameters by name: they are keyword arguments of `model(*args, **kwargs,
-    **theta)`, and what derivatives are taken by. Continuous latent sites become unconstrained by
-    NumPyro's own transforms, `z = T_θ(x)`, and `log p(T_θ(x), data | θ) + log |det T_θ'(x)|` is the
-    density; discrete ones become integers. The start is drawn by `init_strategy`, NumPyro's
-    `init_to_uniform` if left out.
+    **theta)`, and derivatives are taken with respect to them. Continuous latent sites become
+    unconstrained by NumPyro's own transforms, `z = T_θ(x)`, and the density is
+    `log p(T_θ(x), data | θ) + log |det T_θ'(x)|`; discrete ones become integers. The start is drawn
+    by `init_strategy`, NumPyro's `init_to_uniform` if left out.
 
     Refused: names in `theta` that the model does not take; `numpyro.param` sites; sites marked for
     enumeration, which would have to be summed out in every evaluation.

@@ -43,15 +43,16 @@ class _Start(eqx.Module):
 def from_pymc(model: Any, theta: Checked[dict[str, Any]]) -> Posterior:
     """The posterior of a PyMC model as a function of its hyperparameters.
 
-    `theta` gives hyperparameters by name: they are `pm.Data` of the model, of floats, and what
-    derivatives are taken by. The density is PyMC's own on transformed variables, through PyTensor's
-    JAX backend; the start is `model.initial_point()`; the sites include deterministic variables.
+    `theta` gives hyperparameters by name: they are `pm.Data` of the model, of floats, and
+    derivatives are taken with respect to them. The density is PyMC's own on transformed variables,
+    through PyTensor's JAX backend; the start is `model.initial_point()`; the sites include
+    deterministic variables.
 
     Discrete variables become integers; the values of a Bernoulli, categorical, binomial or discrete
     uniform one are known; others are given a proposal, `posterior.kernel(proposals=...)`
     and `posterior.sample(key, proposals=...)`.
 
-    Refused: names in `theta` that are not data of the model, or are data of whole numbers. A bound
+    Refused: names in `theta` that are not data of the model, or are integers. A bound
     of a support that is a hyperparameter, `pm.Uniform("u", 0, top)`, is refused where the chain is
     differentiated, because PyMC's density compares u with it: write `top * pm.Uniform("v", 0, 1)`.
 

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from ..core.kernel import Kernel
 from ..jaxprs.once import once
 from ..kernels import BlockGibbs, Sweep
+from ..kernels.function import FunctionUpdate
 
 Density = Callable[..., Array]
 
@@ -38,7 +39,7 @@ def with_density(kernel: Kernel, old: Density, new: Density) -> Kernel:
                 " make it from `posterior.log_density`, or pass a function of a density, such as"
                 " `kernel=lambda density: diffmh.Langevin(density, 0.1)`."
             )
-        if update.has_own_parameters or isinstance(update, BlockGibbs):
+        if update.has_own_parameters or isinstance(update, BlockGibbs | FunctionUpdate):
             raise ValueError(
                 f"`kernel`: {update.name_in_messages} depends on theta not only through its log"
                 " density, and theta has the powers of prior and likelihood too: pass a function of"

@@ -178,10 +178,9 @@ class Posterior(eqx.Module):
             return self.ranges[name]
         one = "OneLabel" if self._form[name].ndim else "OtherState"
         raise ValueError(
-            f"site {name!r} is discrete, and its values are not known to be 0, ..., n − 1: say so,"
-            f" `{call}{{{name!r}: diffmh.{one}(n)}})`, with an n from which on values are"
-            " impossible or too improbable to matter, or give a `diffmh.extend.Proposal` of your"
-            " own."
+            f"site {name!r} is discrete, and its values are not known. If they are 0, ..., n − 1,"
+            f" pass `{call}{{{name!r}: diffmh.{one}(n)}})`, with an n so large that greater values"
+            " do not matter. Otherwise pass a `diffmh.extend.Proposal` of your own."
         )
 
     def _checked_proposals(self, proposals: Any, where: str) -> dict[str, Proposal]:

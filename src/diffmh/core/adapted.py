@@ -49,7 +49,7 @@ class Continued(eqx.Module):
         return trees.take(self.states, jax.random.randint(key, (), 0, self.num_states))
 
     def of_chain(self, number: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
-        """The state of this number, or one at random if there are not so many."""
+        """The state with this number, or one at random if there are fewer states."""
         chosen = jax.random.randint(key, (), 0, self.num_states)
         return trees.take(self.states, jnp.where(number < self.num_states, number, chosen))
 

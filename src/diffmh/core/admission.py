@@ -68,8 +68,8 @@ class Given(eqx.Module):
 
 
 def given(kernel: Any, theta: Any, key: Any, args: Any, init: Any, where: str, why: str) -> Given:
-    """Refuses what is no kernel, theta, key or start; differentiating theta is refused with `why`.
-    `where` names the function that was called. An `Adapted` has a start of its own.
+    """Refuses what is not a kernel, theta, key or start; differentiating theta is refused with
+    `why`. `where` names the function that was called. An `Adapted` has a start of its own.
     """
     kernel, init = kernel_and_init(kernel, init, where)
     validate.instance(kernel, Kernel, where, "kernel")
@@ -312,7 +312,7 @@ def check_observable(value: PyTree) -> PyTree:
 
 def _density_depends_on_theta(simulation, theta, x, args) -> bool:
     """True if `∂ log g / ∂θ` varies with x, for some step: else θ only scales the density, which
-    nobody sees.
+    does not change the chain.
     """
 
     def gradient(x, theta, density):

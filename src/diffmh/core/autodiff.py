@@ -23,8 +23,8 @@ _SECOND_DERIVATIVE = (
     " `estimator=diffmh.Covariance()`; from draws, those of `diffmh.from_draws(..., at=theta)`."
 )
 _THIRD_DERIVATIVE = (
-    "A third derivative of an expectation was asked for: diffmh estimates first and second ones"
-    " only. What `diffmh.from_draws(..., at=theta)` returns has derivatives of every order."
+    "A third derivative of an expectation was asked for. diffmh estimates only first and second"
+    " derivatives. What `diffmh.from_draws(..., at=theta)` returns has derivatives of every order."
 )
 
 
@@ -139,11 +139,11 @@ def _refuse_data(closed_over, d_args):
     if jax.tree.leaves(closed_over):
         raise NotDifferentiable(
             "A derivative was asked for with respect to `init`, to an array in the kernel, or to a"
-            " value that `log_density`, `f` or"
-            " the program closes over. Make what you differentiate a part of `theta` (a proposal's"
-            " parameters too: `MetropolisHastings(log_density, lambda theta: GaussianWalk(...))`)."
-            " If its derivative is not wanted, close over `jax.lax.stop_gradient(value)`: within"
-            " `log_density`, `f` or the program it is too late."
+            " value that `log_density`, `f` or the program closes over. Make what you differentiate"
+            " a part of `theta` (a proposal's parameters too: `MetropolisHastings(log_density,"
+            " lambda theta: GaussianWalk(...))`). If you do not want this derivative, apply"
+            " `jax.lax.stop_gradient` to the value outside of `log_density`, `f` or the program;"
+            " inside of them it has no effect."
         )
 
 
@@ -210,7 +210,7 @@ def _jvp_by(primals, tangents):
 
 @jax.custom_jvp
 def _only_once(leaf):
-    """A parameter, of which a derivative is being taken already."""
+    """A parameter with respect to which a derivative is already being taken."""
     return leaf
 
 

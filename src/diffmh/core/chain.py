@@ -181,8 +181,8 @@ class Stepper(eqx.Module):
     def observation(self, parameters: Parameters, state: State, past: Value | None) -> Observation:
         """f where the chain is, derivative included, apart from the value that is averaged."""
         plan = self.plan
-        # Behind the second falsehood: what is computed for the derivative shares no instruction
-        # with the value that is averaged.
+        # The second `opaque_false`: what is computed for the derivative shares no instruction with
+        # the value that is averaged.
         x, past = rounding.round_here((state.value, past), parameters.barriers.opaque_false[1])
         value = plan.observable(parameters, x, past)
         return Observation(parameters, plan.simulation.kernel, state, past, plan.observable, value)

@@ -87,18 +87,20 @@ def _refuse(update: Update, kernel: Kernel, theta, x, args, known: set[str]) -> 
         if values and where is not None:
             raise NotDifferentiable(
                 f"the outcome of decision {number} of `{name}` depends on theta other than through"
-                f" the decision's `Value`{where}, and that derivative would be lost: let theta"
-                " enter by `parameters.evaluate(function, *operands)` alone, and draw the outcome"
-                " with noise that does not depend on it (`Acceptance.draw(uniform, log_ratio)`)."
+                f" the decision's `Value`{where}, so a part of the derivative would be missing. Let"
+                " theta enter only by `parameters.evaluate(function, *operands)`, and draw the"
+                " outcome with noise that does not depend on it (`Acceptance.draw(uniform,"
+                " log_ratio)`)."
             )
     where = _reached(program, sources, found.outcomes, found.after)
     if where is not None:
         raise NotDifferentiable(
             f"the state after a step of `{name}` depends on theta other than through the outcomes"
-            f" of its decisions{where}, and that derivative would be lost. Draw whatever depends on"
-            " theta by a decision (`Acceptance`, `Bernoulli`, `Categorical`) that the step returns,"
-            " and let the state depend on its `outcome`; or, where floats move smoothly with theta,"
-            " say `moves_with_theta = True` and carry their tangents. `Covariance()` needs neither."
+            f" of its decisions{where}, so a part of the derivative would be missing. Draw whatever"
+            " depends on theta by a decision (`Acceptance`, `Bernoulli`, `Categorical`) that the"
+            " step returns, and let the state depend on its `outcome`. If floats of the state move"
+            " smoothly with theta, set `moves_with_theta = True` and return their tangents."
+            " `Covariance()` needs neither."
         )
 
 
@@ -118,10 +120,10 @@ def _refuse_jumps(
             jumps = "jumps" if jump.certain else "may jump"
             raise NotDifferentiable(
                 f"the probability of a decision of `{name}` {jumps} at a place that depends on"
-                f" theta (`{jump.primitive}` at {jump.where}), and that derivative would be lost:"
-                " compare noise with what depends on theta by a decision, or integrate the noise"
-                " out. If it is continuous, vouch for the function that computes it:"
-                " `diffmh.continuous(function)`."
+                f" theta (`{jump.primitive}` at {jump.where}), so a part of the derivative would be"
+                " missing. Make the comparison of noise with a value that depends on theta a"
+                " decision, or integrate the noise out. If it is continuous, vouch for the function"
+                " that computes it: `diffmh.continuous(function)`."
             )
 
 

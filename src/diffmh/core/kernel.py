@@ -170,8 +170,8 @@ class Update(Kernel):
         """`coupled_step` as a whole `Step`, with its decisions and their derivatives: `.after` is
         what `coupled_step` returns, and `flipped` applies to it with the same `noise`.
 
-        Only a second chain that has alternatives of its own needs it (`Stationary`). Whoever
-        overrides `coupled_step` must override this too, or it counts as unknown
+        Only a second chain that has alternatives of its own needs it (`Stationary`). If you
+        override `coupled_step`, override this too; otherwise it counts as unknown
         (`knows_coupled_transition`).
         """
         raise NotImplementedError(
@@ -221,12 +221,12 @@ class Update(Kernel):
     def leads_nowhere(
         self, step: Step, noise: PyTree
     ) -> Bool[Array, "*candidates"] | Bool[Array, ""] | None:
-        """True for each candidate of the step whose flip leads to the very state that the step led
-        to, with the shape of its decision's weights (all of them flat, one decision after the
-        other, if there are several). Such a flip contributes nothing, and is not to take a slot
-        from one that does. `None` if it is not known, which costs variance and nothing else.
+        """True for each candidate of the step whose flip leads to the same state as the step
+        itself, with the shape of its decision's weights (all of them flat, one decision after the
+        other, if there are several). Such a flip contributes nothing, and should not take a slot
+        from one that does. `None` if this is not known, which only increases the variance.
 
-        By itself a step of a single candidate is looked at; a block's update may say more.
+        The default handles a step with a single candidate; the update of a block may override it.
         """
         if sum(decision.num_candidates for decision in step.decisions) != 1:
             return None
@@ -235,12 +235,12 @@ class Update(Kernel):
 
     @property
     def flip_odds(self) -> Odds | tuple[Odds, ...] | None:
-        """`odds(theta, x, y, *args)`: the log odds of the outcome that leads to `y`, where a
-        flipped decision has led, against that which led to `x`, where the step led, up to what
-        does not depend on θ. For an accept of a proposal without parameters and for Gibbs draws it
-        is `log g(y) − log g(x)` (`DensityOdds`). An update that makes several decisions returns a
-        tuple, the odds of each. `None` if they are not known: then births are not followed by
-        their states, and many parameters cost more.
+        """`odds(theta, x, y, *args)`: the log odds of the outcome that leads to `y`, the state
+        after a flipped decision, against the outcome that led to `x`, the state after the step, up
+        to terms that do not depend on θ. For an accept of a proposal without parameters and for
+        Gibbs draws it is `log g(y) − log g(x)` (`DensityOdds`). An update that makes several
+        decisions returns a tuple, the odds of each. `None` if they are not known: then births are
+        not followed by their states, and many parameters cost more.
 
         The draws of a block are one decision: two of them whose flips lead to the same `y` by
         different odds need decisions of their own.
@@ -258,9 +258,10 @@ class Update(Kernel):
 
     @property
     def density_identity(self) -> Any:
-        """The object that its density is known by: updates with the same object, by `is`, leave
-        the same density invariant. Return the function if it is a field of yours. An update that
-        holds something else, such as a temperature, is known by itself unless it says otherwise.
+        """The object that identifies its density: updates with the same object (by `is`) leave the
+        same density invariant. If the log density is a function that your update has as a field,
+        return that function. By default an update with fields (such as a temperature) identifies
+        its density by itself, so that it shares it with no other update.
         """
         return self if dataclasses.fields(self) else type(self).log_density
 

@@ -63,7 +63,7 @@ class Loop(eqx.Module):
     def block(self, index: Int[Array, ""], progress: Progress) -> Progress:
         """The progress after one more block of steps of all chains."""
         recorder = self.recorder
-        # The key only makes falsehoods that the compiler cannot see through (`rounding.Barriers`);
+        # The key only makes values that are False but opaque to the compiler (`rounding.Barriers`);
         # no number depends on it.
         parameters = self.stepper.parameters(jax.random.fold_in(self.key, index))
         noise = self._block_noise(index)
@@ -97,8 +97,8 @@ class Loop(eqx.Module):
         return Progress(chains, progress.startable, record)
 
     def _in_stages(self, num_steps, step_of: Callable[[Stepper], Callable], carry: PyTree):
-        """At most so many steps, each by the estimator's form of the stage that the chains are
-        in.
+        """At most this number of steps, each with the estimator's form for the stage that the
+        chains are in.
         """
         row = jnp.zeros((), int)
         for stage in self.recorder.stages(self.plan.estimator):

@@ -96,8 +96,8 @@ def matched_odds(update: Update, step: Step) -> list[tuple[Decision, Any]]:
     decisions, odds = step.decisions, odds_of(update)
     if len(odds) != len(decisions):
         raise ValueError(
-            f"`{type(update).__name__}` makes {len(decisions)} decisions, and its `flip_odds` says"
-            f" how the odds of {len(odds)} depend on theta: return a tuple of odds, one for each"
+            f"`{type(update).__name__}` makes {len(decisions)} decisions, but its `flip_odds`"
+            f" has the odds of {len(odds)}: return a tuple of odds, one for each"
             " decision, or `None`; or use `StochasticDerivative(births=False)`."
         )
     return list(zip(decisions, odds, strict=True))

@@ -77,10 +77,10 @@ class Births(Estimator):
         unknown = [update for update in kernel.updates() if None in odds_of(update)]
         if unknown:
             raise ValueError(
-                "`StochasticDerivative(births=True)` follows decisions by the states between which"
-                f" they were, and `{unknown[0].name_in_messages}` does not say by its `flip_odds`"
-                " how their odds depend on theta; where the moves themselves depend on theta (a"
-                " step size, Langevin, Hamiltonian) it cannot. Use births=False."
+                "`StochasticDerivative(births=True)` needs `flip_odds`, the log odds of a decision"
+                f" as a function of theta and two states, and `{unknown[0].name_in_messages}` has"
+                " none. Kernels whose moves depend on theta (a step size, Langevin, Hamiltonian)"
+                " cannot have them. Use births=False."
             )
 
     def own_noise(self, update, key, x, num_steps):
@@ -211,8 +211,8 @@ def _number(at: Transition, own: Any) -> int:
         raise ValueError(
             f"the log odds of `{type(at.update).__name__}` differ from site to site of a sweep (its"
             " `log_density` or `logits` is made anew for each, or holds arrays that vary), and"
-            " `StochasticDerivative(births=True)` must know them by their states alone: define the"
-            " density once, outside of `kernel_at`, or use births=False."
+            " `StochasticDerivative(births=True)` needs one function of the states for all sites."
+            " Define the density once, outside of `kernel_at`, or use births=False."
         )
     return found[0]
 

@@ -37,12 +37,12 @@ class Covariance(Estimator):
     several chains the covariance between the chains' means is added, which removes the bias that is
     left at stationarity: `Cov_c + (1 − 1/C) (f̄_c − f̄_{−c}) (s̄_c − s̄_{−c})` for chain c.
 
-    - `control="stein"`: from f, s and `(f − m_f)(s − m_s)` are subtracted their regressions on
-      functions `Δφ + ∇φ · ∇_x log g` of mean zero at stationarity, φ the monomials up to degree 3
-      in the real coordinates of the state, with coefficients from other chains
-      (`docs/mathematics.md`). The degree, 0 included, is chosen on other chains; the functions are
-      at most a tenth as many as the samples. It takes at least 4 chains to have an effect, and
-      centre and scale of the coordinates come from pilot chains of their own.
+    - `control="stein"`: subtracts from f, s and `(f − m_f)(s − m_s)` their regressions on functions
+      `Δφ + ∇φ · ∇_x log g`, which have mean zero at stationarity (`docs/mathematics.md`). φ are the
+      monomials up to degree 3 in the real coordinates of the state; the coefficients come from
+      other chains. The degree, 0 included, is chosen on other chains; the functions are at most a
+      tenth as many as the samples. It takes at least 4 chains to have an effect, and centre and
+      scale of the coordinates come from pilot chains of their own.
     - `unconstrained`: declares that each real coordinate of the state takes every real value, as
       those of `from_numpyro` and `from_pymc` do (`Posterior.expectation` declares it for you).
 
@@ -86,8 +86,9 @@ class Covariance(Estimator):
                 "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
                 " that were put together have different ones: give each the same `log_density`"
                 " function, made once and not by a `Sweep` for each site; for an `Update` of your"
-                " own let `target` return what they share; or use `StochasticDerivative()`, which a"
-                " `Schedule`, whose stages have no equilibrium in common, needs anyway."
+                " own let `density_identity` return what they share; or use"
+                " `StochasticDerivative()`, which a `Schedule`, whose stages have no equilibrium in"
+                " common, needs anyway."
             )
         if lag:
             raise ValueError(
@@ -101,9 +102,9 @@ class Covariance(Estimator):
             )
         if self.control is not None and not self.unconstrained:
             raise ValueError(
-                "`Covariance(control='stein')` holds in coordinates that take every real value,"
-                " and nothing says that the state's do: declare it with `unconstrained=True`, or"
-                " leave `control` out."
+                "`Covariance(control='stein')` needs coordinates that take every real value. If"
+                " those of the state do, declare it with `unconstrained=True`; otherwise leave"
+                " `control` out."
             )
 
     def resolve(self, problem):

@@ -147,9 +147,10 @@ def refuse_that_stay_apart(kernel: Kernel, name: str) -> None:
     updates = kernel.updates()
     if all(update.keeps_apart for update in updates):
         raise ValueError(
-            f"`{name}` needs chains that meet, and those of {_named(updates)} come close at best:"
-            " leave `coupling` out, which takes the proposal's best, or mix in a walk under which"
-            " they meet, `Mixture(kernel, MetropolisHastings(log_density, GaussianWalk(...)))`."
+            f"`{name}` needs chains that meet, and those of {_named(updates)} at best come close to"
+            " each other. Leave `coupling` out to use the proposal's best, or add a walk under"
+            " which they meet: `Mixture(kernel, MetropolisHastings(log_density,"
+            " GaussianWalk(...)))`."
         )
 
 

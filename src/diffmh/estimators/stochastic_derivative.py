@@ -125,7 +125,9 @@ class StochasticDerivative(Estimator):
             Stationary(alternatives=self.num_alternatives).refuse_kernel(kernel, num_steps)
 
     def with_alternatives(self, num_parameters: int) -> StochasticDerivative:
-        """The same with the number of alternatives that is right for so many parameters."""
+        """The same estimator with the default number of alternatives for this number of
+        parameters.
+        """
         if self.alternatives is not None:
             return self
         count = 1

@@ -135,7 +135,7 @@ class Sweep(Kernel):
     `kernel_at(site)` makes the kernel of a site, a traced integer; all sites must have kernels of
     one form. Their densities may differ, as those that add up only the terms of one site do.
 
-    Refused: kernels of whose parts the number depends on the site.
+    Refused: kernels whose number of parts depends on the site.
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> potts = lambda theta, z: theta * jnp.sum(z[1:] == z[:-1])
@@ -214,8 +214,8 @@ class Mixture(Several):
     """`Mixture(first, second, ..., probabilities)` runs one of the kernels at each step, drawn with
     the given probabilities (equal ones if left out); an alternative always runs the same one.
 
-    A kernel that moves far may so be mixed with one under which chains meet. Kernels of different
-    densities leave neither invariant: the finite chain is differentiated all the same, and
+    This combines a kernel that moves far with one under which chains meet. Kernels of different
+    densities leave neither density invariant. The finite chain can still be differentiated;
     `Covariance()`, which needs the equilibrium's density, refuses them.
 
     Every kernel is computed at each step, and the drawn one's result is taken.

@@ -29,7 +29,7 @@ from .. import analysis
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..core.decisions import Decision
-from ..core.kernel import State, Step, Update
+from ..core.kernel import OfDensity, State, Step, Update
 from ..core.parameters import Parameters
 from ..core.values import Value
 from .tape import DECISIONS, Draw, Moved, Noise, Playing, Recording, Slot, TapeEntry
@@ -47,11 +47,10 @@ class Played(Step):
     rest: PyTree = eqx.field(static=True, default=None)
 
 
-class FunctionUpdate(Update):
+class FunctionUpdate(OfDensity, Update):
     """A function of draws as a kernel: `diffmh.extend.update`."""
 
     function: Callable[..., PyTree]
-    density: Callable[..., Float[Array, ""]]
     # How its draws are made, where that is known: `prepared`.
     slots: tuple[Slot, ...] | None = None
     entries: tuple[TapeEntry, ...] | None = None
@@ -59,13 +58,6 @@ class FunctionUpdate(Update):
     @property
     def name_in_messages(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
-
-    def log_density(self, theta, x, *args):
-        return self.density(theta, x, *args)
-
-    @property
-    def target(self) -> Any:
-        return self.density
 
     def prepared(self, theta, x, args):
         """Its draws, as a trace finds them."""
@@ -92,7 +84,7 @@ class FunctionUpdate(Update):
             entry(slot, depends, moves)
             for slot, depends, moves in zip(slots, by_outcome, by_state, strict=True)
         )
-        return FunctionUpdate(self.function, self.density, slots, entries)
+        return FunctionUpdate(self.density, self.function, slots, entries)
 
     def noise(self, key, x, num_steps):
         assert self.entries is not None, "not `prepared`"
@@ -204,7 +196,7 @@ class Writer(eqx.Module):
         signature = "function(draw, theta, x, *args) -> the next x"
         where = "diffmh.extend.update(log_density)(function)"
         return FunctionUpdate(
-            validate.function(function, where, "function", signature), self.density
+            self.density, validate.function(function, where, "function", signature)
         )
 
     def __repr__(self) -> str:

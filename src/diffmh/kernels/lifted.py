@@ -192,7 +192,7 @@ def one_density(kernel: Kernel, where: str, why: str) -> None:
     densities, first = kernel.densities(), kernel.updates()[0]
     if set(densities) != {id(first.density_identity)}:
         raise ValueError(
-            f"`{where}`: {why}, so that all updates of a kernel need one density, got a kernel"
-            " whose updates have different ones: give each the same `log_density` function, made"
+            f"`{where}`: {why}, so all updates of a kernel need one density, and those of this"
+            " kernel have different ones: give each the same `log_density` function, made"
             " once in `kernel_at`."
         )

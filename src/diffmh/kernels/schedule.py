@@ -32,8 +32,8 @@ class Schedule(Kernel):
     """`Schedule(kernel_at, num_stages, steps_per_stage)` runs `steps_per_stage` steps of each of
     the kernels `kernel_at(0), ..., kernel_at(num_stages − 1)` in turn: annealing, tempered
     transitions, annealed importance sampling. One step is the whole pass, and `f` is evaluated at
-    its end: `num_samples=1` is one run from `init`, and further samples go on from where the last
-    pass ended.
+    its end: `num_samples=1` is one run from `init`, and further samples continue from where the
+    last pass ended.
 
     `kernel_at(stage)` makes the kernel of a stage, a traced integer, so that any number of stages
     compiles as one. A stage's density reads its own parameters, such as `theta[stage]`, and the
@@ -49,7 +49,7 @@ class Schedule(Kernel):
     `Z_{S−1} / Z_0`, the ratio of the normalisers of last and first stage (annealed importance
     sampling), and `E[w]` is a lower bound of its logarithm.
 
-    Refused: kernels of whose parts the number depends on the stage; with `log_weight`, stages whose
+    Refused: kernels whose number of parts depends on the stage; with `log_weight`, stages whose
     updates have different densities, and densities that jump in a float of the state.
 
     >>> import jax, jax.numpy as jnp, diffmh

@@ -92,8 +92,8 @@ class Draw:
         """A coupling is one of two states with the same proposal: it must not depend on them."""
         raise TypeError(
             f"`{self._name}` makes the `{type(proposal).__name__}` that it passes to"
-            " `draw.propose`: make it outside of the function, where it depends on nothing that"
-            " the function is given; or write the move yourself, such as"
+            " `draw.propose`: make it outside of the function, so that it cannot depend on"
+            " the function's arguments; or write the move yourself, such as"
             " `x + scale * draw.normal(x.shape)`."
         )
 
@@ -102,9 +102,9 @@ class Draw:
         if self._trace != analysis.current_trace():
             raise TypeError(
                 f"`{self._name}` calls `draw.{kind}` inside of `jax.lax.cond`, `scan`, `vmap` or"
-                " `jit`: how many draws a step makes must be known. Draw before it, as many as may"
-                " be needed (`draw.uniform((n,))`, or an array of log ratios), and use the results"
-                " inside; or write the loop in Python."
+                " `jit`: the number of draws in a step must be known. Make all draws before it that"
+                " may be needed (`draw.uniform((n,))`, or an array of log ratios), and use the"
+                " results inside; or write the loop in Python."
             )
 
     @abstractmethod

@@ -34,8 +34,8 @@ class Tempering(Kernel):
     - `kernel_at(beta)` makes the kernel of a replica. Its density need not be a power, but must be
       that of its own equilibrium: `beta * likelihood + prior` will do.
     - `betas`: inverse temperatures, at least two, that of the replica of interest first, neighbours
-      side by side. `beta` then is a traced number. Or a function `theta -> betas`, by which the
-      ladder is differentiated too: `beta` is a function of theta then, to be called in the density.
+      side by side. `beta` then is a traced number. Or a function `theta -> betas`, so that the
+      ladder is differentiated too: `beta` is then a function of theta, to be called in the density.
     - `num_replicas`: how many there are, if `betas` is a function.
 
     A state is all replicas, stacked: each leaf has them as its leading axis, in `init` as in `f`,
@@ -70,8 +70,8 @@ class Tempering(Kernel):
         if callable(betas):
             if num_replicas is None:
                 raise ValueError(
-                    f"`{name}`: how many replicas there are is not known if `betas` is a function"
-                    " of theta: say it by `num_replicas`."
+                    f"`{name}`: if `betas` is a function of theta, the number of replicas is not"
+                    " known: pass `num_replicas`."
                 )
             count = validate.count(num_replicas, "Tempering(num_replicas=...)", least=2)
             self.ladder = Ladder(kernel_at, betas, count)
@@ -80,7 +80,7 @@ class Tempering(Kernel):
             self.ladder = Ladder(kernel_at, fixed, fixed.size)
             if num_replicas not in (None, fixed.size):
                 raise ValueError(
-                    f"`Tempering(num_replicas=...)` is that of `betas`, {fixed.size}, got"
+                    f"`Tempering(num_replicas=...)` must be that of `betas`, {fixed.size}, got"
                     f" {num_replicas}: leave it out."
                 )
         first = validate.instance(self.ladder.at(0), Kernel, name, "kernel_at(beta)")

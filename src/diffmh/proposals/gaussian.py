@@ -258,7 +258,8 @@ def scale_by_leaf(scale: PyTree, x: PyTree, name: str) -> PyTree:
     expected, found = jax.tree.structure(x), jax.tree.structure(scale)
     if expected != found:
         raise ValueError(
-            f"`{name}` must be a number or a pytree like the state, {expected}, got {found}."
+            f"`{name}` is a pytree, so it must have the structure of the state, {expected}, got"
+            f" {found}."
         )
 
     def fitted(path, scale, leaf):

@@ -57,8 +57,8 @@ class EstimatorRow(eqx.Module):
 class Comparison(eqx.Module):
     """The result of `diffmh.compare`. Print it, or draw it with `plots.compare`.
 
-    `recommended` has the least variance × time of the estimators of the quantity that was asked
-    for whose answer agrees with the first row's; `reason` says so in words.
+    `recommended` is the estimator with the least variance × time, among those that estimate the
+    same quantity as the first row and agree with it. `reason` explains the choice.
     """
 
     rows: tuple[EstimatorRow, ...]

@@ -141,8 +141,8 @@ def autocorrelation_time(series: Float[np.ndarray, "C n"]) -> float:
 
 
 def batch_inflation(time: float, length: int, draws: int, chains: int) -> float:
-    """The factor by which batches of so many draws, with this autocorrelation time, make the
-    standard error too small.
+    """The factor by which batches of this length, for draws with this autocorrelation time, make
+    the standard error too small.
 
     For a first-order autoregression of time τ a mean over L draws has the variance `a(L)/L`, with
     `a(L) = τ − (τ² − 1)/(2L)`, so batches that are not long differ by less than independent ones.

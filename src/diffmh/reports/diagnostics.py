@@ -110,9 +110,9 @@ def _of_kernel(d: Diagnosis) -> Iterator[str]:
         )
     if d.rounding > 0.01:
         yield (
-            f"the log density is so large that its last digit is {d.rounding:.2g}, and accept"
-            " probabilities are as coarse. Subtract a constant from `log_density`, or use float64"
-            " (`jax.config.update('jax_enable_x64', True)`)."
+            f"the log density is so large that its last digit is {d.rounding:.2g}, so accept"
+            " probabilities are rounded as coarsely. Subtract a constant from `log_density`, or use"
+            " float64 (`jax.config.update('jax_enable_x64', True)`)."
         )
     for leaf in d.never_moved:
         yield (
@@ -153,13 +153,13 @@ def _of_mixing(d: Diagnosis) -> Iterator[str]:
 def _of_alternatives(d: Diagnosis) -> Iterator[str]:
     if d.tie_share > 1e-4 and d.method.estimator == "Score":
         yield (
-            f"{d.tie_share:.1%} of the decisions were exact ties, log r = 0, whose derivative no"
-            " score sees: `Score()` has no unbiased answer here. Use `StochasticDerivative()`."
+            f"{d.tie_share:.1%} of the decisions were exact ties, log r = 0, whose derivative the"
+            " score does not contain: `Score()` is biased here. Use `StochasticDerivative()`."
         )
     if d.never_born:
         yield (
-            "no alternative was ever born: no decision depends on theta where the chains went, and"
-            " the gradient consists of f's own derivative with respect to theta."
+            "no alternative was ever born: no decision that the chains made depends on theta, so"
+            " the gradient is only f's own derivative with respect to theta."
         )
     signs = list(_signs_of_few_alternatives(d))
     if signs:
@@ -172,8 +172,8 @@ def _of_alternatives(d: Diagnosis) -> Iterator[str]:
     elif d.cut_off > _CUT_OFF:
         yield (
             f"alternatives outlive the chain: {d.cut_off:.0%} of those that its end cut off had"
-            f" lived for more than a tenth of it, by {d.method.in_use}. The derivative of a longer"
-            f" chain is another one. Run longer. {d.method.remedies()}"
+            f" lived for more than a tenth of it, by {d.method.in_use}. A longer chain has a"
+            f" different derivative. Run longer. {d.method.remedies()}"
         )
 
 
@@ -216,8 +216,8 @@ def of_estimates(
     lost = np.sum(~np.isfinite(value).all(axis=0))
     if lost:
         yield (
-            f"the value is not finite in {lost} of {value.shape[-1]} chains: `f` (or what is"
-            " composed of it) is NaN or infinite at states that they visited."
+            f"the value is not finite in {lost} of {value.shape[-1]} chains: `f`, or the"
+            " function composed of it, is NaN or infinite at states that they visited."
         )
     first = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(theta):
@@ -241,7 +241,7 @@ def of_draws(num_draws: int, time: float, r_hat: float, too_few: bool) -> Iterat
     if too_few:
         yield (
             f"the draws are worth few independent ones: their autocorrelation time is {time:.3g},"
-            f" and a chain has {num_draws:,}. Draw longer chains."
+            f" and a chain has {num_draws:,} draws. Draw longer chains."
         )
     if r_hat > _DRAWS_R_HAT:
         yield (

@@ -85,8 +85,8 @@ def facts(time: MeetingTime) -> str:
 
 
 def notes(outcome: Outcome, simulation: Simulation) -> Iterator[str]:
-    """Which burn-in would have less variance, if the one in use is short; and that there are too
-    few chains for the covariance, if there are.
+    """Notes that a longer burn-in would have a smaller variance, and that there are too few chains
+    for the covariance.
     """
     estimator, burn_in = simulation.estimator, simulation.burn_in
     paired = isinstance(estimator, StochasticDerivative) and estimator.is_paired
@@ -94,8 +94,8 @@ def notes(outcome: Outcome, simulation: Simulation) -> Iterator[str]:
     few = simulation.num_chains < LEAST_PAIRS and outcome.method.covariance_applies
     if few and (paired or (equilibrium and outcome.method.num_alternatives)):
         yield (
-            f"with {simulation.num_chains} chains the derivative is by alternatives alone: the"
-            f" covariance joins from `num_chains={LEAST_PAIRS}` on."
+            f"with {simulation.num_chains} chains the derivative is estimated by alternatives"
+            f" alone; the covariance is used from `num_chains={LEAST_PAIRS}` on."
         )
     if outcome.meetings is None or not equilibrium:
         return
@@ -113,13 +113,13 @@ def warnings(meetings: Meetings, time: MeetingTime) -> Iterator[str]:
     if time.num_unmet:
         yield (
             f"{time.num_unmet} of {time.times.size} pairs had not met after"
-            f" max_steps={time.max_steps:,}, and leaving them out would bias the result, which is"
-            " NaN: raise `max_steps`, or use a proposal or a coupling whose chains meet sooner."
+            f" max_steps={time.max_steps:,}, so the result is NaN (leaving them out would bias it):"
+            " raise `max_steps`, or use a proposal or a coupling whose chains meet sooner."
         )
     late = int(np.sum(np.asarray(meetings.met) & ~np.asarray(meetings.finished)))
     if late:
         yield (
-            f"{late} of {time.times.size} pairs had alternatives under way after"
-            f" max_steps={time.max_steps:,}, and the derivative is NaN: raise `max_steps`, or use"
-            " a proposal or a coupling whose chains meet sooner."
+            f"{late} of {time.times.size} pairs had alternatives that had not met their chain after"
+            f" max_steps={time.max_steps:,}, so the derivative is NaN: raise `max_steps`, or use a"
+            " proposal or a coupling whose chains meet sooner."
         )

@@ -64,8 +64,8 @@ class Report(eqx.Module):
       primal.
     - `alive_fraction`: how much of the time a slot holds a living alternative.
     - `max_weight`: the largest weight that an alternative had.
-    - `effective_samples`: how many independent samples would give f's value the same error; like
-      `value`.
+    - `effective_samples`: how many independent samples would give f's value the same error; a tree
+      like `value`.
     - `meeting_time`: when the chains of pairs met (`Stationary`): its `mean`, `quantile(level)`,
       `steps` of each pair, `distance(t)` from equilibrium at most, and a suggested `burn_in`;
       `None` for chains that run alone.
@@ -77,12 +77,12 @@ class Report(eqx.Module):
     - `notes`: what else there is to say, such as what other estimators would have had, or that the
       chain is not at equilibrium.
     - `comparison`: a `Comparison` of estimators, if one was asked for.
-    - `effective_draws`, `pareto_k`: of draws that are reweighted (`from_draws(at=...)`), how many
-      equally weighted ones they are worth, and the tail index k̂ of their weights.
+    - `effective_draws`, `pareto_k`: for draws that are reweighted (`from_draws(at=...)`): how many
+      equally weighted draws they are worth, and the tail index k̂ of their weights.
     - `value_shape`, `gradient_shape`: skewness and kurtosis of what a chain contributes, for
       `interval`.
 
-    What an estimator has no use for is NaN.
+    Entries that do not apply to the estimator are NaN.
     """
 
     value: PyTree

@@ -26,7 +26,7 @@ def configure(*, small_loops: Checked[bool]) -> None:
     `XLA_FLAGS`; what else is in there stays. Numbers may differ in their last digits, as between
     any two ways to compile.
 
-    Refused, by a `RuntimeError`, once JAX has started: XLA would not see it any more.
+    Raises a `RuntimeError` once JAX has started, because XLA would not see the setting.
 
     >>> import diffmh
     >>> diffmh.configure(small_loops=True)  # doctest: +SKIP

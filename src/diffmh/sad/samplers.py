@@ -222,6 +222,7 @@ def poisson(
     k+1 only: no variance for results that are linear in the draw, more for others.
 
     **Refused**: a rate below 0 or above 2³⁰, for which the draw may not fit an int32.
+    What is not known before the program runs makes its result NaN (`bernoulli`).
 
     >>> import jax
     >>> from diffmh import sad
@@ -244,6 +245,7 @@ def geometric(
     k to k+1 only, with a smaller variance for results that are linear in the draw.
 
     **Refused**: `p` outside of (0, 1] or below 2⁻²⁵, for which the draw may not fit an int32.
+    What is not known before the program runs makes its result NaN (`bernoulli`).
 
     >>> import jax
     >>> from diffmh import sad

@@ -161,20 +161,20 @@ def adapt(
     **Arguments**
 
     - `kernel`: `MetropolisHastings` with a `GaussianWalk`, of the state or of a part of it (`On`),
-      `Langevin` or `Hamiltonian`, each of a fixed step, of which nothing but the kind is used. Or a
-      `Cycle`, `Mixture` or `Repeat` with some of these in it: each gets a step and scales of its
-      own, and the other kernels (moves of labels) run as they are. So `posterior.kernel()` is
-      adapted for a model with discrete sites too.
+      `Langevin` or `Hamiltonian`, each with a fixed step; only the kind of kernel is used, not the
+      step. Or a `Cycle`, `Mixture` or `Repeat` with some of these in it: each gets a step and
+      scales of its own, and the other kernels (moves of labels) run as they are. So
+      `posterior.kernel()` is adapted for a model with discrete sites too.
     - `init`, `num_chains`, `num_steps`: the warm-up's chains and the length of each, 1,200 or 60
       for each dimension if left out.
 
     Up to 64 dimensions have their covariance estimated, more of them their variances. A walk whose
     scales were given leaf by leaf has them leaf by leaf.
 
-    **Returns** an `Adapted`. Its `kernel` is of the same kind, and its steps depend on nothing any
-    more: neither on the chain, so that it leaves its target invariant, nor on theta. Its `states`
-    are where the chains are, and `diffmh.expectation`, `sample` and `sensitivity` go on from there
-    if they are given it as a kernel and no `init`.
+    **Returns** an `Adapted`. Its `kernel` is of the same kind. Its steps are fixed: they depend
+    neither on the chain, so that it leaves its target invariant, nor on theta. Its `states` are
+    where the chains are, and `diffmh.expectation`, `sample` and `sensitivity` continue from there
+    if they get the `Adapted` as a kernel and no `init`.
 
     Refused: kernels without anything to adapt, and inside `jit`.
 

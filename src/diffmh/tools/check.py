@@ -68,8 +68,8 @@ def check(
       `log_density` invariant in one step (tried where at most 400 states are reached, and for up to
       16 floats); its `coupled_step` equals `step` from the same state, bit for bit, and moves an
       alternative as a chain moves; its `flip_odds` have the derivatives of its decisions; and the
-      derivative of a run of 3 steps is that of differences with common random numbers. Of many
-      updates 4 are tried by themselves.
+      derivative of a run of 3 steps is that of differences with common random numbers. If a kernel
+      has many updates, 4 of them are tried separately.
 
     All statistical tests of a check together raise a false alarm in fewer than 1 of 1000. In every
     run of `benchmarks/check_power.py` (20 to 100 of each) it found: a drift of 0.1 of a step or

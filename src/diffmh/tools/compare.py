@@ -1,4 +1,4 @@
-"""compare: the estimators that apply, on the same chains."""
+"""compare: several estimators of one expectation on the same chains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from ..reports.comparison import Comparison
 def compare(
     expectation: Checked[Differentiable], theta: PyTree, key: Checked[Key[Array, ""]], *args: Any
 ) -> Comparison:
-    """Runs the estimators that apply on the same chains, and says which costs least.
-
-    These are the one in use and, as far as they apply, `StochasticDerivative` with 1, 4 and 16
-    alternatives, `Score(baseline="other chains")` and `Covariance()`.
+    """Runs several estimators on the same chains, and says which costs least: the one in use,
+    `StochasticDerivative` with some numbers of alternatives, `Score` and `Covariance`, where they
+    apply.
 
     For each: value, gradient ± error over the chains, seconds per run, variance × time and how far
     its gradient lies from that of the estimator in use, chain by chain. The variance that a given
@@ -32,8 +31,8 @@ def compare(
 
     **Returns** a `Comparison`: print it, draw it with `plots.compare`, or take `.recommended`.
 
-    **Refused**: a single chain, whose error nobody knows; programs of `diffmh.sad`, whose own
-    report compares its estimators.
+    **Refused**: a single chain, which gives no error; programs of `diffmh.sad`, whose own report
+    compares its estimators.
 
     >>> import jax, diffmh
     >>> from diffmh.models import mixture

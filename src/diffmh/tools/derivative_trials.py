@@ -77,9 +77,10 @@ def try_derivative(setting: Setting, updates: list[Update], key: Array) -> Trial
             terms[np.abs(terms) < _ROUNDING] = 0.0
             p_values += [trials.mean_zero(column) for column in terms.T]
     meaning = (
-        "the estimate is not what differences of runs with common random numbers say. Are the"
-        " decisions of a step independent given the state before, does `flipped` lead where a"
-        " flipped decision would, and does `evaluate` see all of what a probability depends on?"
+        "the estimate disagrees with finite differences of runs with common random numbers. Check"
+        " that the decisions of a step are independent given the state before, that `flipped`"
+        " leads where a flipped decision would, and that `evaluate` gets everything that a"
+        " probability depends on."
     )
     return Trial("derivative of a short run", tuple(p_values), meaning)
 
@@ -162,9 +163,9 @@ def try_odds(setting: Setting, update: Update, key: Array) -> Verdict:
         return Verdict(promise, True, f"agrees with the decisions, {int(counts.sum())} flips tried")
     first = np.flatnonzero(wrong)[0]
     detail = (
-        f"{wrong.sum()} of {counts.sum()} flips have other odds than their decision says: along a"
-        f" direction of theta {claimed[first]:.4g} where {own[first]:.4g} is right. An update with"
-        " several decisions returns a tuple of odds, one for each."
+        f"the odds of {wrong.sum()} of {counts.sum()} flips disagree with their decision: their"
+        f" derivative along a direction of theta is {claimed[first]:.4g}, and {own[first]:.4g} is"
+        " right. An update with several decisions returns a tuple of odds, one for each."
     )
     return Verdict(promise, False, detail)
 

@@ -43,16 +43,16 @@ class Coordinates(eqx.Module):
 
 
 def monomials_for(num_draws: int, dimension: int, degree: int | None) -> Monomials:
-    """The monomials that so many draws can bear; a `degree` that they cannot is refused."""
+    """The monomials that this number of draws allows; a higher `degree` is refused."""
     most = min(num_draws // stein.DRAWS_PER_FUNCTION, _MOST_FUNCTIONS, _MOST_NUMBERS // num_draws)
     if degree is None:
         return Monomials.of(dimension, most)
     wanted, found = (Monomials.of(dimension, limit, degree) for limit in (10**9, most))
     if len(found) < len(wanted):
         raise ValueError(
-            f"`from_draws(degree={degree})` takes {len(wanted)} functions of {dimension}"
-            f" coordinates, and {num_draws:,} draws bear {most}: leave `degree` out, and the"
-            " largest that they bear is taken."
+            f"`from_draws(degree={degree})` needs {len(wanted)} functions of {dimension}"
+            f" coordinates, and {num_draws:,} draws allow {most}: leave `degree` out to use the"
+            " largest that they allow."
         )
     return wanted
 

@@ -58,9 +58,9 @@ class FromDraws(eqx.Module):
         """
         if self.at is None:
             raise TypeError(
-                "`from_draws(f, log_density, draws)` is a function of theta only if it knows the"
-                " theta that the draws were made with: `from_draws(..., at=theta)`. `.run` needs"
-                " none."
+                "To call `from_draws(f, log_density, draws)` as a function of theta, pass the theta"
+                " that the draws were made with: `from_draws(..., at=theta)`. `.run` does not need"
+                " it."
             )
         theta, args = trees.strong(validate.theta(theta)), trees.data(args)
         refuse_another_form(theta, self.at)
@@ -109,15 +109,15 @@ class FromDraws(eqx.Module):
         return made.controlled(at, self.degree)
 
     def reweighted(self, theta: PyTree, args: tuple[Any, ...]) -> Reweighted:
-        """The draws with their weights; all the same if nobody said where they were made."""
+        """The draws with their weights; all the same if `at` was not given."""
         at = theta if self.at is None else self.at
         return Reweighted(self.f, self.log_density, at, self.draws, args)
 
     def located(self, theta: PyTree) -> FromDraws:
-        """The same draws as a function of theta: made at this theta, if nobody said where."""
+        """The same draws as a function of theta: made at this theta, if `at` was not given."""
         if self.weights is not None or self.control is not None:
             raise ValueError(
-                "second derivatives and the evidence weigh draws by themselves: make"
+                "second derivatives and the evidence compute weights of their own: make"
                 " `from_draws(...)` without `weights` and `control`."
             )
         return dataclasses.replace(self, at=theta) if self.at is None else self
@@ -164,20 +164,20 @@ def from_draws(
     - `draws`: an ArviZ `DataTree` or `InferenceData`, of which `posterior` is taken, or a path to
       one in netCDF or zarr; a NumPyro `MCMC` that has run; a stack of BlackJAX' states, of which
       `position` is taken; or a dict or any pytree of arrays `(chain, draw, ...)`. They may be
-      thinned. A state `x` has the same form without the two axes: of ArviZ's a dict by the
+      thinned. A state `x` has the same form without the two axes: from ArviZ, a dict by the
       variables' names. Divergences are reported where the source knows them.
     - `at`: the θ₀ that the draws were made with. The result is then an ordinary function of θ near
       θ₀, by reweighting.
-    - `state`: a function that makes of such an `x` what `f` and `log_density` expect.
+    - `state`: a function that converts such an `x` to what `f` and `log_density` expect.
     - `weights`: importance weights `(chain, draw)` up to a factor, for draws of another
       distribution: means are `Σ w f / Σ w`, in value, covariance and errors.
     - `control="stein"`: Stein's control variates, often for ten to a hundred times less variance.
       Functions `Δφ + ∇φ · ∇_x log g` of mean zero, φ the monomials in the real coordinates of x,
       are subtracted with coefficients from other draws (`docs/mathematics.md`). `log_density` must
-      be all of the density now, not only its terms with θ; in coordinates that take every real
-      value, which `unconstrained=True` declares; with moments of the degree in use.
-    - `degree`: of the monomials at most, 0 to 3. Left out, as high as a tenth of the draws allows;
-      the degree in use, 0 included, is chosen on other draws.
+      then be the complete density, not only its terms with θ. The coordinates must take every real
+      value, which `unconstrained=True` declares, and must have moments of the degree in use.
+    - `degree`: the highest degree of the monomials, 0 to 3. If left out, as high as a tenth of the
+      draws allows. The degree in use, 0 included, is chosen on other draws.
 
     **Returns** an object with `.run(theta, *args) -> Report`, where θ must be the one that the
     draws were made with, unless `at` says which that is. With `at`, calling it with
@@ -192,11 +192,11 @@ def from_draws(
 
     **Refused**: an f or a `log_density` that may jump in x at a place that depends on θ
     (`diffmh.continuous` vouches for what does not); arrays that disagree about chains and draws,
-    draws that are not finite, fewer than 16 of them; negative weights, and weights or a control
-    beside `at`, or beside each other; with `control="stein"` a density that is not proved
-    continuous in x, coordinates that were not declared unconstrained, integers alone; derivatives
-    of order k + 1 where one of order k of f or `log_density` may jump so (one that is vouched for
-    is taken to be smooth).
+    draws that are not finite, fewer than 16 of them; negative weights; more than one of `at`,
+    `weights` and `control`; with `control="stein"` a density that is not proved continuous in x,
+    coordinates that were not declared unconstrained, integers alone; derivatives of order k + 1
+    where one of order k of f or `log_density` may jump so (one that is vouched for is taken to be
+    smooth).
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> draws = {"x": 0.5 + jax.random.normal(jax.random.key(0), (4, 1_000))}      # N(θ, 1)
@@ -246,7 +246,7 @@ def _check_control(control: Any, degree: Any, unconstrained: Any) -> None:
         validate.count(degree, "from_draws(degree=...)", least=0)
         if degree > 3 or control is None:
             raise ValueError(
-                "`from_draws(degree=...)` is that of `control='stein'`, 0 to 3, got"
+                "`from_draws(degree=...)` must be from 0 to 3 and needs `control='stein'`, got"
                 f" degree={degree} and control={control!r}."
             )
     if control is None:
@@ -254,8 +254,7 @@ def _check_control(control: Any, degree: Any, unconstrained: Any) -> None:
     validate.choice(control, "from_draws(control=...)", ("stein",))
     if not unconstrained:
         raise ValueError(
-            "`from_draws(control='stein')` holds in coordinates that take every real value, and"
-            " nothing says that these do: declare it with `unconstrained=True`, for draws of"
-            " positive or bounded quantities after a transformation (`state=...`), with its"
-            " Jacobian in `log_density`."
+            "`from_draws(control='stein')` needs coordinates that take every real value. If these"
+            " do, declare it with `unconstrained=True`. Transform positive or bounded quantities"
+            " first (`state=...`), with the Jacobian in `log_density`."
         )

@@ -24,8 +24,8 @@ from .draws import FromDraws, from_draws
 from .evidence_report import EvidenceReport, ObservedTerm
 
 _NOT_AGAIN = (
-    "`diffmh.evidence(...)` gives gradient and Hessian of its own; nothing else of it can be"
-    " differentiated."
+    "`diffmh.evidence(...)` returns a gradient and a Hessian, which cannot be differentiated"
+    " further."
 )
 
 
@@ -49,7 +49,7 @@ class ScoreOfDensity(eqx.Module):
 
 
 class Evidence(eqx.Module):
-    """`log Z(θ)`, or `observed(θ) − log Z(θ)`, of which gradient and Hessian are estimated; made by
+    """Gradient and Hessian of `log Z(θ)`, or of `observed(θ) − log Z(θ)`; made by
     `diffmh.evidence`.
     """
 
@@ -116,7 +116,7 @@ class Evidence(eqx.Module):
         return gradient, hessian, jax.vmap(flat)(fixed)
 
     def located(self, theta: PyTree) -> Differentiable | FromDraws:
-        """The scores as a function of theta: of draws that nobody said the theta of, at this."""
+        """The scores as a function of theta; draws without `at` are taken to be made at this."""
         e = self.scores
         return e.located(jax.lax.stop_gradient(theta)) if isinstance(e, FromDraws) else e
 
@@ -137,8 +137,8 @@ def evidence(
     at: PyTree = None,
     observed: Checked[Callable[..., Array]] | None = None,
 ) -> Evidence:
-    """The log normaliser `log Z(θ) = log ∫ g(θ, x) dx`, of which chains or draws give gradient and
-    Hessian (not the value):
+    """The gradient and the Hessian (not the value) of the log normaliser
+    `log Z(θ) = log ∫ g(θ, x) dx`, from chains or draws:
 
         ∂ log Z = E s,    ∂² log Z = Cov(s) + E ∂s,    s = ∂_θ log g(θ, x)
 
@@ -199,8 +199,8 @@ def evidence(
     known = {id(log_density), id(once(log_density))}
     if not known & set(kernel.densities()):
         raise ValueError(
-            f"`{where}`: `log_density` must be the very function that the kernel was made with, as"
-            " its terms in θ alone count."
+            f"`{where}`: `log_density` must be the function that the kernel was made with, because"
+            " terms of it that depend on θ alone count here."
         )
     chains = expectation(
         score,
@@ -220,6 +220,6 @@ def _refuse_chain_options(init, num_samples, mesh) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise TypeError(
-            f"`evidence(log_density, draws, ...)`: `{named[0]}` is for a kernel, and what came is"
-            " not one but draws."
+            f"`evidence(log_density, draws, ...)`: `{named[0]}` is for a kernel, and these are"
+            " draws."
         )

@@ -26,7 +26,7 @@ from .reweighting import refuse_another_form
 from .weighted_report import Batched, Tail, first_order
 
 _AGAIN = (
-    "`diffmh.hessian(...)` is a second derivative: diffmh estimates no third ones of chains. What"
+    "`diffmh.hessian(...)` is a second derivative, and third ones of chains are not estimated. What"
     " `diffmh.from_draws(..., at=theta)` returns has derivatives of every order."
 )
 
@@ -122,7 +122,7 @@ class HessianOfDraws(eqx.Module):
         return hessian_report(Unflatten.of(found.form), theta, second, first)
 
     def _located(self, theta: PyTree) -> FromDraws:
-        """The draws as a function of theta: made at this theta, if nobody said where."""
+        """The draws as a function of theta: made at this theta, if `at` was not given."""
         # θ₀ of the weights is where the draws were made, a constant: differentiated with it, log w
         # would be 0 and its derivatives would vanish.
         return self.draws.located(jax.lax.stop_gradient(theta))

@@ -150,7 +150,8 @@ def influence(
     - `control="stein"`: Stein's control variates, as of `diffmh.from_draws`.
     - `level`: of the intervals.
 
-    **Refused**: a posterior that knows no single observations, or has none.
+    **Refused**: a posterior without the log likelihood of each observation, or without
+    observations.
 
     >>> import diffmh, jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
     >>> def model(y, scale):
@@ -244,8 +245,8 @@ def _table(report: Report, weights: PyTree, deviations: PyTree, level: float):
 
 
 def _matrix(report: Report, tree: PyTree, before: int, after: int) -> np.ndarray:
-    """A tree like a report's gradient as an array `(..., F, N, ...)`, with so many further axes
-    before and after.
+    """A tree like a report's gradient as an array `(..., F, N, ...)`, with these numbers of further
+    axes before and after.
     """
     leaves, structure = jax.tree.flatten(report.value)
     rows = []

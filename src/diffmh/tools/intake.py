@@ -216,8 +216,8 @@ def refuse_unless_draws(arrays: PyTree) -> None:
         listed = few(f"{name} {shape}".strip() for name, shape in shapes.items())
         raise ValueError(
             "`from_draws(draws=...)`: every array must begin with the axes (chain, draw), the same"
-            f" for all, got shapes {listed}. Of NumPyro pass the `MCMC` itself or"
-            " `get_samples(group_by_chain=True)`; of a single chain, `array[None]`."
+            f" for all, got shapes {listed}. With NumPyro, pass the `MCMC` itself or"
+            " `get_samples(group_by_chain=True)`; for a single chain, `array[None]`."
         )
     chains, count = leaves[0][1].shape[:2]
     if chains * count < LEAST_DRAWS:

@@ -43,8 +43,8 @@ def newton_of(newton: Any, objective: Any) -> bool | str:
         raise ValueError(
             "`optimise(newton='natural')` is for energy models, whose x is observed:"
             " `evidence(..., observed=...)`. Here Z is the evidence of data, where Cov(s) is the"
-            " *missing* information and steps by it would be of the wrong length: take"
-            " `newton=True`, steps by the observed information."
+            " *missing* information, and steps by it would have the wrong length: use"
+            " `newton=True`, which steps by the observed information."
         )
     return "natural" if newton == "natural" else bool(newton)
 
@@ -100,17 +100,17 @@ def refuse_no_step(newton: bool | str, i: int, theta: PyTree, after: PyTree) -> 
         which = "Fisher information" if newton == "natural" else "observed information"
         raise FloatingPointError(
             f"`optimise(newton={newton!r})`: at iteration {i}, theta = {theta}, the {which} is not"
-            " positive definite, so Newton's step would not lead to an optimum. Begin nearer to it,"
-            " take some steps of an optax optimiser without `newton` first, or more samples; and"
-            " see that `maximise` is right."
+            " positive definite, so Newton's step would not lead to an optimum. Start nearer to it,"
+            " take some steps with an optax optimiser and without `newton` first, or use more"
+            " samples. Check `maximise` too."
         )
 
 
 def no_values(theta: PyTree) -> Array:
     """A line search asks for values of the objective, and log Z has none."""
     raise TypeError(
-        "`optimise(optimizer=...)`: this optimiser asks for values of the objective, and"
-        " `diffmh.evidence` has gradients and Hessians alone: take one without a line search."
+        "`optimise(optimizer=...)`: this optimiser needs values of the objective, and"
+        " `diffmh.evidence` has only gradients and Hessians: use one without a line search."
     )
 
 

@@ -106,15 +106,15 @@ def optimise(
       information `−∂² log Z` (of `observed − log Z` likewise); `"natural"` takes natural gradients,
       by the Fisher information `Cov(s)`, of energy models alone. The optimiser then scales Newton's
       step instead of the gradient; left out, the step is taken as it is.
-    - `reuse`: keep the draws of the chains, reweighted, for the next steps while their effective
-      size stays above this share of them, and sample anew below it. For expectations by
-      `Covariance()` and for `evidence`: value and derivative are those of the equilibrium. The
-      draws are kept in memory.
+    - `reuse`: use the draws of the chains, reweighted, in the next steps too, while their effective
+      size stays above this share of them; below it the chains run again. For expectations by
+      `Covariance()` and for `evidence`, because value and derivative are those of the equilibrium.
+      The draws are kept in memory.
     - `maximise`: climb rather than descend.
     - `average_from`: the share of the iterations that the average leaves out. The gradients are
       random, so single iterates scatter about the optimum; their average scatters far less.
-    - `progress`: a bar on stderr, by default where stderr is a terminal; or what goes over the
-      iterations and shows how far they are, such as `tqdm.notebook.tqdm`.
+    - `progress`: a bar on stderr, by default where stderr is a terminal; or a function that wraps
+      the iterations and shows a bar, such as `tqdm.notebook.tqdm`.
     - `checkpoint`: a directory, or a `diffmh.Checkpoint`. If the process is killed, the same line
       goes on from there, optimiser's state and all, and returns the same digits; with a larger
       `num_iterations` it goes on beyond them.
@@ -155,8 +155,8 @@ def optimise(
     place = checkpoint_of(checkpoint)
     if place is not None and jax.process_count() > 1:
         raise ValueError(
-            "`optimise(checkpoint=...)` is for one host: several would go on from iterates of their"
-            " own. Keep `theta` yourself, or give the checkpoint to `.run`."
+            "`optimise(checkpoint=...)` is for one host, because several would continue from"
+            " different iterates. Keep `theta` yourself, or give the checkpoint to `.run`."
         )
     run = _Run(objective, _Way(optimizer, maximise, newton), share, key, args)
     begin = (theta, optimizer.init(theta), KeptDraws(theta, jnp.int32(-1)))
@@ -242,7 +242,7 @@ class _Run(eqx.Module):
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(known)):
             raise FloatingPointError(
                 f"`optimise`: at iteration {i}, theta = {theta}, the objective is"
-                f" {found.value} with gradient {found.gradient}: there is no direction to go."
+                f" {found.value} with gradient {found.gradient}: no step can be taken."
             )
         newton_steps.refuse_no_step(way.newton, i, theta, state[0])
         part.results.append((theta, found))

@@ -87,7 +87,7 @@ def sampled_by(objective: Any) -> list[Expectation]:
         if name != "Covariance":
             raise ValueError(
                 "`optimise(reuse=...)` reweights draws, whose value and derivative are those of the"
-                f" equilibrium, and this expectation asks for {name}(): make it with"
+                f" equilibrium, and this expectation uses {name}(): make it with"
                 " `estimator=diffmh.Covariance()`."
             )
     return [each for each in found if isinstance(each, Expectation)]

@@ -79,9 +79,10 @@ def sample(
     **Arguments**
 
     - `kernel`, `theta`, `key`, `args`, `init`, `burn_in`, `num_chains`: as for `expectation`.
-    - `num_samples`: how many draws of each chain are kept; between two are `thinning` steps.
-    - `block_size`: how many draws of each chain wait to be written out, about 64 MB of them if left
-      out. The memory that is needed beside the result is theirs.
+    - `num_samples`: how many draws of each chain are kept; there are `thinning` steps between two
+      of them.
+    - `block_size`: how many draws of each chain are held in memory before they are written out,
+      about 64 MB if left out. No other memory is needed beside the result.
     - `progress`: a bar on stderr, where that is a terminal.
     - `checkpoint`: a directory, or `diffmh.Checkpoint`. The draws are then written there, and what
       is returned reads them from disk when they are asked for: memory does not grow with
@@ -177,8 +178,8 @@ class Walk(eqx.Module):
 def walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
     where = "sample(kernel, theta, key, *args, ...)"
     why = (
-        "`sample` returns draws, whose derivative by theta would silently be zero: differentiate"
-        " what `diffmh.expectation` returns."
+        "`sample` returns draws, whose derivative with respect to theta would silently be zero:"
+        " differentiate what `diffmh.expectation` returns."
     )
     given = admission.given(kernel, theta, key, args, init, where, why)
     thin = validate.count(thin, "sample(thinning=...)")
@@ -399,7 +400,7 @@ def _data_tree(walk: Walk, arrays: Sequence[np.ndarray]) -> DataTree:
         if error.name != "arviz_base":
             raise
         raise ModuleNotFoundError(
-            "`sample` returns what ArviZ has for draws, which is not installed:"
+            "`sample` returns an ArviZ `DataTree`, and arviz-base is not installed:"
             ' pip install "diffmh[samples]"',
             name="arviz_base",
         ) from None

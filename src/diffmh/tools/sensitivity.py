@@ -170,8 +170,8 @@ def _own_chains(problem, key, kernel, quantities, predicts, level, options) -> S
     options = {**start, "estimator": Covariance(), **options}
     if "num_samples" not in options:
         raise TypeError(
-            "`sensitivity(posterior, f, key, kernel=...)` runs chains of ours: say how long, as in"
-            " `num_samples=10_000, burn_in=1_000`."
+            "`sensitivity(posterior, f, key, kernel=...)` runs chains of that kernel: pass their"
+            " length, such as `num_samples=10_000, burn_in=1_000`."
         )
     run = expectation(problem.moments, made, **options).run(problem.theta, key)
     return Sensitivity(tuple(of_own_chains(run, problem.theta, level)), run, level)

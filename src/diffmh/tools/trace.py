@@ -26,17 +26,18 @@ from ..reports import display
 
 
 class Trace(eqx.Module):
-    """A chain's path `x_1, ..., x_n` and its alternatives' after each step; every array has `n` as
-    its leading axis.
+    """A chain's path `x_1, ..., x_n` and its alternatives' after each step. Every array but those
+    of `init` has `n` as its leading axis.
 
+    - `init`: the start state `x_0`.
     - `primal`: the states `x_t`.
-    - `alternative`: the states `y_t`, with the K slots as second axis; of meaning only where
+    - `alternative`: the states `y_t`, with the K slots as second axis; meaningful only where
       `alive`.
     - `weight`: the alternatives' weights, a pytree like `theta` with axes `(n, K, *leaf)`.
     - `accepted`: the share of the step's decisions that was accepted (0 or 1 for a kernel that
       makes one); NaN where it has none to accept (Gibbs).
-    - `alive`, `born`, `recoupled`: by step and slot: an alternative is there; it is a new one; one
-      met the primal.
+    - `alive`, `born`, `recoupled`: for each step and slot, True if it has an alternative, if that
+      is a new one, and if one met the primal.
     """
 
     init: PyTree
@@ -158,7 +159,7 @@ def trace(
     """
     where = "trace(kernel, theta, key, *args, ...)"
     why = (
-        "`trace` keeps a path to look at and is not differentiated: differentiate what"
+        "`trace` returns a path for plots and cannot be differentiated: differentiate what"
         " `diffmh.expectation` returns."
     )
     given = admission.given(kernel, theta, key, args, init, where, why)

@@ -32,7 +32,7 @@ def tune(
     optimizer: Any = None,
     progress: bool | None = None,
 ) -> Ascent:
-    """Ascends the gradient of a chain's own efficiency by the parameters of its proposal.
+    """Tunes the parameters of a proposal by gradient ascent on the efficiency of its chain.
 
     **Arguments**
 
@@ -45,8 +45,8 @@ def tune(
       flattened state. It does not depend on the state's units, so that the proposal takes on the
       shape of the target; in one dimension it is the squared jump distance, whose maximum is the
       minimum of the autocovariance.
-    - `lag`: how many steps apart the two states are. A proposal that leaps to and fro jumps far at
-      every step and gets nowhere; at a larger lag it is seen not to.
+    - `lag`: how many steps apart the two states are. A proposal that jumps back and forth moves far
+      in every step and still makes no progress; a larger lag shows that.
     - `optimizer`: an `optax` optimiser; Adam with a rate of 0.02 that decays to 0.002 if left out.
     - `init`, `num_samples`, `burn_in`, `num_chains`: the chains of each iteration.
 

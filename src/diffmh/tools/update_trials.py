@@ -108,7 +108,7 @@ def _faithful(name: str, stepped: _Stepped) -> Verdict:
     kept = bool(jnp.all(stepped.together))
     apart = f"{1 - np.mean(np.asarray(stepped.together)):.2%} of {stepped.together.size} steps"
     right = "from y = x it leads where the step did"
-    wrong = f"from y = x it does not lead where the step did, bit for bit: in {apart}"
+    wrong = f"from y = x it does not lead to the same state as the step, bit for bit, in {apart}"
     return Verdict.of(f"{name}.coupled_step is faithful", kept, right, wrong)
 
 

@@ -48,9 +48,9 @@ class Tail(eqx.Module):
         found = np.asarray(log_weights(given, theta), float)
         if np.isnan(found).any() or np.isposinf(found).any() or np.isneginf(found.max()):
             raise ValueError(
-                "`from_draws(..., at=theta)`: `log_density` is not finite at some draws, for the"
-                " theta that they were made with or for the one that is asked for: the draws are"
-                " not of this density."
+                "`from_draws(..., at=theta)`: `log_density` is not finite at some draws, at the"
+                " theta that they were made with or at the one of this call: the draws are not of"
+                " this density."
             )
         return Tail(found, effective_size(found), pareto_k(found))
 
@@ -60,9 +60,9 @@ class Tail(eqx.Module):
         if self.pareto_k <= _HEAVY:
             return []
         return [
-            f"Pareto k̂ of the weights is {self.pareto_k:.2f}, above {_HEAVY}: their variance is"
-            " hardly finite, and errors are too small. Ask nearer to `at`, or make the draws where"
-            " the distribution is wider: weights towards a narrower one are bounded."
+            f"Pareto k̂ of the weights is {self.pareto_k:.2f}, above {_HEAVY}: their variance may"
+            " be infinite, and the errors are too small. Use a theta nearer to `at`, or make the"
+            " draws where the distribution is wider: then the weights are bounded."
         ]
 
     def refuse(self, theta: PyTree) -> None:
@@ -73,8 +73,8 @@ class Tail(eqx.Module):
             f"`from_draws(..., at=...)`: theta = {theta} is too far from where the draws were made:"
             f" Pareto k̂ is {self.pareto_k:.2f} (at most {HEAVY} is trusted), and"
             f" {self.effective:,.0f} of {self.log_weights.size:,} draws are effective"
-            f" ({self.share:.1%}; at least {LEAST_SHARE:.0%}). Ask nearer to `at`, or sample anew"
-            " at this theta."
+            f" ({self.share:.1%}; at least {LEAST_SHARE:.0%}). Use a theta nearer to `at`, or"
+            " sample anew at this one."
         )
 
 
