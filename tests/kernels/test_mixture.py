@@ -134,7 +134,9 @@ def test_covariance_refuses_updates_of_different_densities(estimator):
         estimator=estimator,
     )
     if isinstance(estimator, diffmh.Covariance):
-        with pytest.raises(ValueError, match=r"`Covariance\(\)` needs one density.*`target`"):
+        with pytest.raises(
+            ValueError, match=r"`Covariance\(\)` needs one density.*`density_identity`"
+        ):
             jax.grad(mean)(0.6, jax.random.key(0))
         return
     slopes = jax.jacfwd(lambda theta: mean.per_chain(theta, jax.random.key(0)))(0.6)

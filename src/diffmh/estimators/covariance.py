@@ -86,8 +86,9 @@ class Covariance(Estimator):
                 "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
                 " that were put together have different ones: give each the same `log_density`"
                 " function, made once and not by a `Sweep` for each site; for an `Update` of your"
-                " own let `target` return what they share; or use `StochasticDerivative()`, which a"
-                " `Schedule`, whose stages have no equilibrium in common, needs anyway."
+                " own let `density_identity` return what they share; or use"
+                " `StochasticDerivative()`, which a `Schedule`, whose stages have no equilibrium in"
+                " common, needs anyway."
             )
         if lag:
             raise ValueError(
