@@ -102,6 +102,16 @@ def test_chains_give_what_draws_do(of_chains):
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-2)
 
 
+def test_an_adapted_kernel_goes_on_from_its_states():
+    kernel = diffmh.MetropolisHastings(log_joint, diffmh.GaussianWalk(0.8))
+    length = dict(num_samples=5, num_chains=4)
+    adapted = diffmh.Adapted(kernel, jnp.stack([Y / 2] * 4))
+    found = diffmh.evidence(log_joint, adapted, **length)(0.0, KEY)
+    wanted = diffmh.evidence(log_joint, kernel, init=Y / 2, **length)(0.0, KEY)
+    np.testing.assert_allclose(found.gradient, wanted.gradient, rtol=1e-5)
+    np.testing.assert_allclose(found.hessian, wanted.hessian, rtol=1e-4)
+
+
 def test_newton_reaches_the_optimum_and_reuses_draws(of_chains):
     theta = {"log_tau": jnp.float32(0.0), "m": jnp.float32(0.5)}
     steps = {"newton": True, "num_iterations": 6, "maximise": True}

@@ -27,8 +27,10 @@ FACTORS = {
     "coupling": ("default", "common", "independent", "maximal", "special", "unsuitable"),
     "weights": ("two-sided", "one-sided"),
     "alternatives": (1, 2, 4, 9, "default"),
-    "control": ("none", "f", "function", "stein"),
+    "control": ("none", "f", "function", "stein", "covariance"),
     "lag": (0, 2),
+    "pair_lag": (1, 3),
+    "burn_in": (0, 3),
     "num_samples": (30, 2, 1, 3000),
     "mesh": (False, True),
     "x64": (False, True),
@@ -36,12 +38,13 @@ FACTORS = {
     "f": ("of x", "of theta"),
     "args": ("tables", "none"),
     "zeros": ("none", "some"),
-    "start": ("state", "adapted"),
+    "start": ("state", "adapted", "function"),
 }  # fmt: skip
 
 # Steps of all chains, and times parameters and alternatives.
 MOST_STEPS, MOST_WEIGHTS = 200_000, 5_000_000
 CONTROLLED = ("f", "function")
+BY_COVARIANCE = {"estimator": ("alternatives",), "control": ("covariance",)}
 DISCRETE = (
     "block", "gibbs", "labels", "sweep", "repeat", "cycle", "mixture", "function", "schedule",
     "tempering",
@@ -61,7 +64,7 @@ def _alternatives(row: Row) -> int:
 def _steps(row: Row) -> int:
     """Of all chains together: where it is compared with exact answers, of at least 2,000."""
     chains = row["num_chains"] if row["num_samples"] == 3000 else max(2000, row["num_chains"])
-    return chains * row["num_samples"]
+    return chains * (row["num_samples"] + row["burn_in"])
 
 
 RULES = (
@@ -81,6 +84,16 @@ RULES = (
     Absent({"estimator": STATIONARY}, ("control",)),
     Absent({"estimator": STATIONARY}, ("weights",)),
     Absent({"estimator": ("stationary covariance",)}, ("alternatives",)),
+    Absent(
+        {"estimator": [one for one in FACTORS["estimator"] if one not in STATIONARY]}, ("pair_lag",)
+    ),
+    # The control by the covariance is of `StochasticDerivative`, without births, alone.
+    Excluded(
+        lambda row: (
+            row["control"] != "covariance" or row["estimator"] in ("alternatives", "births")
+        ),
+        ("estimator", "control"),
+    ),
     # What is too long.
     Excluded(
         lambda row: row["num_chains"] * row["num_samples"] <= MOST_STEPS,
@@ -88,7 +101,7 @@ RULES = (
     ),
     Excluded(
         lambda row: _alternatives(row) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
-        ("num_chains", "num_samples", "parameters", "alternatives"),
+        ("num_chains", "num_samples", "burn_in", "parameters", "alternatives"),
     ),
     # Births have the longest programs, one for each way of calling: all ways with short kernels.
     Excluded(
@@ -149,6 +162,31 @@ RULES = (
         ValueError,
         "num_chains",
     ),
+    Refused(BY_COVARIANCE | {"kernel": ("hamiltonian",)}, ValueError, "needs chains that meet"),
+    Refused(
+        BY_COVARIANCE | {"kernel": ("langevin",), "coupling": APART},
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        BY_COVARIANCE | {"kernel": ("walk",), "coupling": APART, "proposal": ("fixed",)},
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        BY_COVARIANCE | {"kernel": ("function", "schedule", "tempering")},
+        ValueError,
+        "has no decisions that are known",
+    ),
+    Refused(
+        BY_COVARIANCE | {"proposal": ("of theta",)},
+        ValueError,
+        "control='covariance'.*parameters of the proposal",
+    ),
+    Refused(BY_COVARIANCE | {"lag": (2,)}, ValueError, "control='covariance'.*lag"),
+    Refused(
+        BY_COVARIANCE | {"weights": ("one-sided",)}, ValueError, "two-sided weights, got.*one-sided"
+    ),
     Refused({"num_chains": (1,), "way": ("run", "until", "checkpoint")}, ValueError, "num_chains"),
     Refused({"num_chains": (1,), "way": ("compare",)}, ValueError, "`compare` needs `num_chains`"),
     Refused({"num_chains": (1,), "mesh": (True,)}, ValueError, "num_chains=1.* `mesh`"),
@@ -160,7 +198,11 @@ RULES = (
     Refused(
         {"estimator": ("births",), "weights": ("one-sided",)}, ValueError, r"births=True.*weights"
     ),
-    Refused({"estimator": ("births",), "control": CONTROLLED}, ValueError, "births=True.*control"),
+    Refused(
+        {"estimator": ("births",), "control": (*CONTROLLED, "covariance")},
+        ValueError,
+        "births=True.*control",
+    ),
     Refused(
         {"estimator": ("births",), "kernel": ("langevin", "hamiltonian", "function")},
         ValueError,

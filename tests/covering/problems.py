@@ -26,9 +26,11 @@ Tables = dict[str, np.ndarray]
 
 
 class Problem(NamedTuple):
-    """`tables` are the arguments, or `None` if they are closed over. `exact(num_samples, lag)` has
-    the value (F,) and Jacobian (F, P) of the finite chain; `covariance(num_samples, num_chains)`
-    what `Covariance()` has for them in the mean, and `stationary(lag)` the equilibrium's.
+    """`tables` are the arguments, or `None` if they are closed over; `starts` are two states, the
+    first that of a fixed start, and a random one is one of the two with the same probability.
+    `exact(num_samples, burn_in, lag)` has the value (F,) and Jacobian (F, P) of the finite chain;
+    `covariance(num_samples, burn_in, num_chains)` what `Covariance()` has for them in the mean, and
+    `stationary(lag)` the equilibrium's.
     """
 
     theta: np.ndarray
@@ -36,9 +38,9 @@ class Problem(NamedTuple):
     kernel: diffmh.extend.Kernel
     f: Callable[..., Any]
     control: Callable[..., Any]
-    start: Any
-    exact: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
-    covariance: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    starts: tuple[Any, Any]
+    exact: Callable[[int, int, int], tuple[np.ndarray, np.ndarray]]
+    covariance: Callable[[int, int, int], tuple[np.ndarray, np.ndarray]]
     stationary: Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -55,6 +57,7 @@ def problem_of(row) -> Problem:
         row["args"] == "tables",
         row["zeros"] == "some",
         row["lag"] > 0,
+        row["start"] == "function",
     )
 
 
@@ -64,7 +67,11 @@ CONTINUOUS = ("walk", "langevin", "hamiltonian")
 # Discrete states.
 STATES = list(itertools.product((0, 1), (0, 1), (0, 1, 2)))
 V0, V1, H = np.array(STATES).T
-DISCRETE_START = 0
+
+
+def _moves_labels(kernel: str, of_theta: bool) -> bool:
+    """True if the kernel leads from one label to another; else it moves the units alone."""
+    return not (kernel in ("block", "sweep") or (kernel == "repeat" and not of_theta))
 
 
 def _single(array) -> np.ndarray:
@@ -190,6 +197,7 @@ def _discrete(
     in_args: bool,
     zeros: bool,
     lag: bool,
+    random_start: bool,
 ) -> Problem:
     theta, tables = discrete_tables(parameters, zeros)
     own = lambda function: function if in_args else _closed(function, "discrete", parameters, zeros)
@@ -304,22 +312,31 @@ def _discrete(
 
     finite = np.where(np.isfinite(tables["values"]), tables["values"], 0.0)
     values = lambda theta: finite + f_of_theta * tables["slopes"] * theta[0]
-    control, start = own(discrete_control), {"v": np.zeros(2, np.int32), "h": np.int32(0)}
-    exact = exact_of(matrix, values, log_density, theta, DISCRETE_START)
+    control = own(discrete_control)
+    # Possible, and each leads to the other.
+    other = {"h": 1} if _moves_labels(kernel, of_theta) else {"v": (1, 0)}
+    state = {"v": (0, 0), "h": 0}
+    starts = tuple(
+        {name: np.asarray(one[name], np.int32) for name in one} for one in (state, state | other)
+    )
+    number = lambda x: STATES.index((*x["v"].tolist(), int(x["h"])))
+    places = [number(x) for x in starts][: 1 + random_start]
+    exact = exact_of(matrix, values, log_density, theta, one_of(places, len(STATES)))
     if kernel == "tempering":
         # The first replica's number leads in that of both.
         count, observed, control = len(STATES), of_first(observed), of_first(control)
-        start = jax.tree.map(lambda leaf: np.stack([leaf] * len(BETAS)), start)
+        starts = jax.tree.map(lambda leaf: np.stack([leaf] * len(BETAS)), starts)
         both = lambda theta: np.add.outer(*(beta * log_density(theta) for beta in BETAS)).ravel()
         first = lambda theta: np.repeat(values(theta), count, axis=0)
-        exact = exact_of(matrix, first, both, theta, DISCRETE_START)
+        of_both = one_of([count * place + place for place in places], count**2)
+        exact = exact_of(matrix, first, both, theta, of_both)
     return Problem(
         theta,
         tables if in_args else None,
         kernels[kernel](),
         lagged(observed) if lag else observed,
         control,
-        start,
+        starts,
         *exact,
     )
 
@@ -354,28 +371,32 @@ def conditional(log_density: np.ndarray, together: np.ndarray) -> np.ndarray:
 _FAR = 2**13
 
 
-def exact_of(matrix, values, log_density, theta, start):
+def one_of(places: list[int], count: int) -> np.ndarray:
+    """Each of these places with the same probability."""
+    return np.eye(count)[places].mean(axis=0)
+
+
+def exact_of(matrix, values, log_density, theta, begin):
     """`exact`, `covariance` and `stationary` of a problem, from its transition matrix, f and
-    density over states as functions of θ.
+    density over states as functions of θ, and the distribution of its start.
     """
 
-    def exact(num_samples, lag):
+    def exact(num_samples, burn_in, lag):
         def mean(theta):
             step, f = matrix(theta), values(theta)
-            begin = np.eye(len(f), dtype=complex)[start]
             if lag:
-                return lagged_chain_mean(step, begin, f[:, :1], f, num_samples, 0, lag)
-            return finite_chain_mean(step, begin, f, num_samples, 0)
+                return lagged_chain_mean(step, begin, f[:, :1], f, num_samples, burn_in, lag)
+            return finite_chain_mean(step, begin, f, num_samples, burn_in)
 
         return derivative(mean, theta)
 
-    def covariance(num_samples, num_chains):
+    def covariance(num_samples, burn_in, num_chains):
         """`E[f s] − E[f] E[s] + E[∂f]` over steps and chains, with `s = ∂ log g`; of a single
         chain, which does not know these means, `E[f s] − E[f̄ s̄] + E[∂f]`.
         """
         step, (f, slope) = matrix(theta).real, derivative(values, theta)
         score = derivative(log_density, theta)[1]
-        row, occupied = np.eye(len(f))[start], []
+        row, occupied = begin @ np.linalg.matrix_power(step, burn_in), []
         for _ in range(num_samples):
             row = row @ step
             occupied.append(row)
@@ -394,7 +415,7 @@ def exact_of(matrix, values, log_density, theta, start):
     def stationary(lag):
         def mean(theta):
             step, f = matrix(theta), values(theta)
-            row = np.linalg.matrix_power(step, _FAR)[start]
+            row = begin @ np.linalg.matrix_power(step, _FAR)
             if lag:
                 row = (row * f[:, 0]) @ np.linalg.matrix_power(step, lag)
             return row @ f
@@ -460,6 +481,7 @@ def _continuous(
     in_args: bool,
     zeros: bool,
     lag: bool,
+    random_start: bool,
     proved: bool,
 ) -> Problem:
     """With `proved`, a density without an end that no proof could exclude."""
@@ -480,7 +502,7 @@ def _continuous(
     low, high, cells = (LOWEST if zeros else -5.5), 6.5, 480
     width = (high - low) / cells
     grid = low + width * (np.arange(cells) + 0.5)
-    begin = int(np.argmin(np.abs(grid - 1.0)))
+    places = [int(np.argmin(np.abs(grid - start))) for start in (1.0, -0.2)]
 
     # θ acts by these numbers: mean, log precision, and θ_0 itself.
     reduced = np.stack([tables["mean"], tables["log_precision"], np.eye(len(theta))[0]])
@@ -511,6 +533,7 @@ def _continuous(
             return table
         return table + eta[2] * np.stack([0.5 * grid**2, np.sin(grid)], 1)
 
+    begin = one_of(places[: 1 + random_start], cells)
     exact, covariance, stationary = exact_of(matrix, values, log_density, reduced @ theta, begin)
 
     def by_theta(value, jacobian):
@@ -522,9 +545,9 @@ def _continuous(
         kernels[kernel](),
         lagged(observed) if lag else observed,
         own(normal_control),
-        float(grid[begin]),
-        lambda num_samples, lag: by_theta(*exact(num_samples, lag)),
-        lambda num_samples, num_chains: by_theta(*covariance(num_samples, num_chains)),
+        (float(grid[places[0]]), float(grid[places[1]])),
+        lambda *length: by_theta(*exact(*length)),
+        lambda *length: by_theta(*covariance(*length)),
         lambda lag: by_theta(*stationary(lag)),
     )
 

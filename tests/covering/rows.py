@@ -4,6 +4,7 @@ against the exact answer.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import tempfile
 import unittest.mock
@@ -24,6 +25,7 @@ from diffmh.runs.rounds import round_key
 KEY = 19
 # Which chains are compared with exact answers: of so many samples, 2,000 are affordable.
 MOST_SAMPLES = 30
+WORDS = {"none": None, "f": "f", "covariance": "covariance"}
 
 
 class Case(NamedTuple):
@@ -87,21 +89,30 @@ def numbers(problem: Problem) -> tuple[jax.Array, tuple[Any, ...]]:
 
 
 def expectation_of(row: Row, problem: Problem, mesh) -> diffmh.Expectation:
-    kernel, start = problem.kernel, {"init": problem.start}
-    if row["start"] == "adapted":
-        # Three chains of a warm-up that have not moved: those of the run start where they are.
-        states = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * 3), problem.start)
-        kernel, start = diffmh.Adapted(kernel, states), {}
+    here, other = problem.starts
+    kernel, start = problem.kernel, {"init": here}
+    match row["start"]:
+        case "adapted":
+            # Three chains of a warm-up that have not moved: those of the run start where they are.
+            states = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * 3), here)
+            kernel, start = diffmh.Adapted(kernel, states), {}
+        case "function":
+            start = {"init": functools.partial(_one_of_two, here, other)}
     return diffmh.expectation(
         problem.f,
         kernel,
         **start,
         num_samples=row["num_samples"],
+        burn_in=row["burn_in"],
         num_chains=row["num_chains"],
         lag=row["lag"],
         estimator=estimator_of(row, problem),
         mesh=mesh,
     )
+
+
+def _one_of_two(here, other, key):
+    return jax.tree.map(functools.partial(jnp.where, jax.random.bernoulli(key)), here, other)
 
 
 def estimator_of(row: Row, problem: Problem) -> diffmh.extend.Estimator:
@@ -111,9 +122,9 @@ def estimator_of(row: Row, problem: Problem) -> diffmh.extend.Estimator:
             control = "stein" if row["control"] == "stein" else None
             return diffmh.Covariance(control, unconstrained=control is not None)
         case "stationary":
-            return diffmh.Stationary(alternatives=alternatives)
+            return diffmh.Stationary(row["pair_lag"], alternatives)
         case "stationary covariance":
-            return diffmh.Stationary(alternatives=0)
+            return diffmh.Stationary(row["pair_lag"], alternatives=0)
         case "score":
             return diffmh.Score(
                 {"none": None, "f": "other chains", "function": 0.5}[row["control"]]
@@ -121,7 +132,7 @@ def estimator_of(row: Row, problem: Problem) -> diffmh.extend.Estimator:
     return diffmh.StochasticDerivative(
         row["weights"],
         alternatives,
-        {"none": None, "f": "f", "function": problem.control}[row["control"]],
+        problem.control if row["control"] == "function" else WORDS[row["control"]],
         births=row["estimator"] == "births",
     )
 
@@ -163,13 +174,13 @@ def many_chains(expectation):
 
 
 def compare_with_exact(row: Row, problem: Problem, value, jacobian) -> None:
-    length, num_chains = row["num_samples"], row["num_chains"]
+    num_samples, burn_in, num_chains = row["num_samples"], row["burn_in"], row["num_chains"]
     if row["estimator"] == "covariance":
-        exact = problem.covariance(length, num_chains)
+        exact = problem.covariance(num_samples, burn_in, num_chains)
     elif row["estimator"] in STATIONARY:
         exact = problem.stationary(row["lag"])
     else:
-        exact = problem.exact(length, row["lag"])
+        exact = problem.exact(num_samples, burn_in, row["lag"])
     for samples, wanted, what in zip(
         (value, jacobian), exact, ("value", "derivative"), strict=True
     ):

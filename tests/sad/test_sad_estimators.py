@@ -316,11 +316,10 @@ def test_one_sided_flips(name):
 
 
 def test_the_same_kind_of_object_as_the_core():
-    """`.run`, `per_chain`, `compose`; keyword arguments; and one run per call."""
+    """`.run`, `per_chain`, `compose`; keyword arguments."""
     moments = lambda p, key: jnp.stack([1.0 * sad.binomial(key, 4, p)]) ** jnp.array([1.0, 2.0])
     expected = sad.expectation(moments, num_replicates=2_000)
     assert isinstance(expected, type(diffmh.compose(lambda p, m: m, expected)).__mro__[1])
-    np.testing.assert_array_equal(expected(0.3, KEY), moments(0.3, KEY))
     assert expected.per_chain(0.3, KEY).shape == (2_000, 2)
     variance = diffmh.compose(lambda p, m: m[1] - m[0] ** 2, expected)
     report = variance.run(0.3, KEY)
@@ -331,6 +330,30 @@ def test_the_same_kind_of_object_as_the_core():
     assert abs(slope - 1.6) < 5 * report.gradient_error
     scaled = sad.expectation(lambda p, key, *, scale: scale * sad.bernoulli(key, p))
     assert jax.grad(scaled)(0.3, KEY, scale=3.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "num_parameters"), [(None, 1), (None, 17), (sad.Alternatives(), 1)]
+)
+def test_a_call_is_the_mean_of_the_replicates(estimator, num_parameters):
+    """Of one run, which has the key itself, if their number is left out."""
+
+    def coins(theta, key):
+        key_first, key_second = jax.random.split(key)
+        first = sad.bernoulli(key_first, jax.nn.sigmoid(jnp.sum(theta)))
+        return first * (1.0 + sad.bernoulli(key_second, jnp.where(first, 0.3, 0.6)))
+
+    theta = jnp.full(num_parameters, 0.2 / num_parameters)
+    one = sad.expectation(coins, estimator=estimator)
+    assert one(theta, KEY) == coins(theta, KEY)
+    mean = sad.expectation(coins, estimator=estimator, num_replicates=4_000)
+    each, slopes = jax.vjp(lambda theta: mean.per_chain(theta, KEY), theta)
+    value, slope = jax.jit(jax.value_and_grad(mean))(theta, KEY)
+    np.testing.assert_allclose(value, each.mean(), rtol=1e-5)
+    np.testing.assert_allclose(slope, slopes(jnp.full(4_000, 1 / 4_000))[0], rtol=1e-3)
+    p = 1 / (1 + np.exp(-0.2))
+    assert abs(value - 1.3 * p) < 5 * each.std() / np.sqrt(4_000)
+    assert np.all(np.abs(slope - 1.3 * p * (1 - p)) < 0.1)
 
 
 def test_the_report_says_what_each_would_have_had():

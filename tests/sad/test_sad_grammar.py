@@ -41,7 +41,7 @@ FACTORS: dict[str, list[Any]] = {
     "result": RESULTS,
     "estimator": [sad.Alternatives(), sad.Alternatives(3), sad.Score(), sad.Combined()],
     "parameters": [1, 17, 40],
-    "call": ["vmap", "per_chain", "run"],
+    "call": ["vmap", "per_chain", "run", "call"],
     "data": ["args", "closure"],
 }
 
@@ -92,7 +92,7 @@ def test_random_programs(number):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the program has a `while_loop`", UserWarning)
         CALLS[row["call"]](
-            sad.expectation(program, estimator=row["estimator"], num_replicates=RUNS),
+            functools.partial(sad.expectation, program, estimator=row["estimator"]),
             (jnp.asarray(theta, jnp.float32), jax.random.key(number), *data),
             exact,
             f"{number}: {row}, {text}",
@@ -106,18 +106,34 @@ class Exact:
         self.value, self.gradient = value, gradient
 
 
-def by_vmap(call, arguments, exact, what):
+def by_vmap(made, arguments, exact, what):
+    """Calls of one run each."""
     theta, key, *data = arguments
-    one = lambda key: jax.value_and_grad(call)(theta, key, *data)
+    one = lambda key: jax.value_and_grad(made())(theta, key, *data)
     keys = jax.random.split(key, RUNS)
     value, gradient = jax.jit(jax.vmap(one), compiler_options=QUICK)(keys)
     assert_unbiased(value, exact.value, what)
     assert_unbiased(gradient, exact.gradient, what)
 
 
-def per_chain(call, arguments, exact, what):
+def by_call(made, arguments, exact, what):
+    """Calls of several runs each."""
+    theta, key, *data = arguments
+    one = lambda key: jax.value_and_grad(made(num_replicates=RUNS // GROUPS))(theta, key, *data)
+    keys = jax.random.split(key, GROUPS)
+    for found, wanted in zip(
+        jax.jit(jax.vmap(one), compiler_options=QUICK)(keys),
+        (exact.value, exact.gradient),
+        strict=True,
+    ):
+        error = np.std(found, axis=0, ddof=1) / GROUPS**0.5
+        assert_near(np.mean(found, axis=0), error, wanted, what)
+
+
+def per_chain(made, arguments, exact, what):
     """Backward, the means of groups of replicates."""
     theta, *given = arguments
+    call = made(num_replicates=RUNS)
 
     def groups(theta):
         value, pull = jax.vjp(lambda theta: call.per_chain(theta, *given), theta)
@@ -130,8 +146,8 @@ def per_chain(call, arguments, exact, what):
     assert_near(np.mean(gradient, axis=0), error, exact.gradient, what)
 
 
-def by_run(call, arguments, exact, what):
-    report = call.run(*arguments)
+def by_run(made, arguments, exact, what):
+    report = made(num_replicates=RUNS).run(*arguments)
     assert_near(report.value, report.value_error, exact.value, what)
     assert_near(report.gradient, report.gradient_error, exact.gradient, what)
 
@@ -142,7 +158,7 @@ def assert_near(found, error, exact, what):
     assert np.all(near), f"{what}: {found} ± {error}, exact {exact}"
 
 
-CALLS = {"vmap": by_vmap, "per_chain": per_chain, "run": by_run}
+CALLS = {"vmap": by_vmap, "per_chain": per_chain, "run": by_run, "call": by_call}
 
 
 OUTLIVED = (

@@ -535,6 +535,7 @@ ACCEPTED = [
     ("optimise", "reuse", "None", "left out"),
     ("sad.propose", "x", r"-0\.5|1\.5|inf|nan|\{'a': 1\.0\}", "a state of floats"),
     ("sad.propose", "x", r"an array \(7, 3\)", "a state of floats"),
+    ("sad.expectation", "num_replicates", "None", "a call is one run"),
     ("sad.linear", "value", ".*", "numbers of any kind"),
     ("sad.run|sad.Expectation..", "theta", r"an array \(7, 3\)", "as many draws of the program"),
     ("sad.Sampler..", "parameter", ".*", "whoever makes a sampler says what its parameters may be"),

@@ -219,24 +219,21 @@ def _refuse_another(primals, tangents):
     raise NotDifferentiable(_SECOND_DERIVATIVE)
 
 
-@eqx.filter_custom_jvp
-def _once(jacobian, theta, key, args):
-    return jacobian(theta, key, args)
+def _last(message: str) -> Callable[..., Any]:
+    """`apply(function, theta, key, args)`, of which a derivative is refused."""
+
+    @eqx.filter_custom_jvp
+    def apply(function, theta, key, args):
+        return function(theta, key, args)
+
+    @apply.def_jvp
+    def _refuse(primals, tangents):
+        raise NotDifferentiable(message)
+
+    return apply
 
 
-@_once.def_jvp
-def _refuse_second_derivative(primals, tangents):
-    raise NotDifferentiable(_SECOND_DERIVATIVE)
-
-
-@eqx.filter_custom_jvp
-def _twice_only(hessian, theta, key, args):
-    return hessian(theta, key, args)
-
-
-@_twice_only.def_jvp
-def _refuse_third_derivative(primals, tangents):
-    raise NotDifferentiable(_THIRD_DERIVATIVE)
+_once, _twice_only = _last(_SECOND_DERIVATIVE), _last(_THIRD_DERIVATIVE)
 
 
 def not_differentiable(tree, message: str):

@@ -32,6 +32,9 @@ from .choose_estimator import find
 from .estimators import Alternatives, Combined, Estimator, Found, Runs, disagreement, notes
 from .plan import Plan, Run
 
+# So many runs make a report, if nobody says how many.
+_REPORTED = 1024
+
 
 class Expectation(Differentiable):
     """`E[program(theta, key, *args)]`, created by `sad.expectation`."""
@@ -41,13 +44,14 @@ class Expectation(Differentiable):
         program: Callable[..., PyTree],
         estimator: Estimator | None,
         alternatives: int,
-        num_replicates: int,
+        num_replicates: int | None,
         mesh: Mesh | None = None,
     ):
         self.program = program
         self.estimator = Alternatives(alternatives) if estimator is None else estimator
         self.of_many = Combined(alternatives) if estimator is None else estimator
-        self.num_chains = num_replicates
+        self.num_chains = _REPORTED if num_replicates is None else num_replicates
+        self._in_a_call = 1 if num_replicates is None else num_replicates
         # True if replicates may be grouped: for reports, which need no single derivatives.
         self.grouped = False
         self._mesh = mesh
@@ -57,9 +61,14 @@ class Expectation(Differentiable):
         return f"Expectation({name}, estimator={self.of_many}, num_replicates={self.num_chains})"
 
     def __call__(self, theta, key=None, *args, **options):
-        """One run of the program, with an unbiased derivative."""
+        """The mean of `num_replicates` runs of the program, of one run if it was left out, with an
+        unbiased derivative.
+        """
         run = self._admit(theta, key, args, options)
         plan = run.plan
+        if self._in_a_call > 1:
+            flat = self._by_surrogate(run, plan, self.of_many, self._in_a_call)
+            return plan.unflatten(jnp.mean(flat, axis=-1))
         if plan.goes_backward or not isinstance(self.estimator, Alternatives):
             return plan.unflatten(self._by_surrogate(run, plan, self.estimator, 1)[:, 0])
         count = self.estimator.num_alternatives
@@ -202,11 +211,11 @@ def expectation(
     *,
     estimator: Checked[Estimator] | None = None,
     alternatives: Checked[int] = 1,
-    num_replicates: Checked[int] = 1024,
+    num_replicates: Checked[int] | None = None,
     mesh: Checked[Mesh] | None = None,
 ) -> Expectation:
-    """`E[program(theta, key, *args)]` as a function of `(theta, key, *args)`: one run of the
-    program, with an unbiased derivative.
+    """`E[program(theta, key, *args)]` as a function of `(theta, key, *args)`: the mean of
+    `num_replicates` runs of the program, of one run if it is left out, with an unbiased derivative.
 
     **Arguments**
 
@@ -216,10 +225,11 @@ def expectation(
       Others are `sad.Score()` and `sad.Smooth()`, which is biased.
     - `alternatives`: K, the number of alternative runs followed at a time, if no estimator is
       given. With larger K the variance falls and the cost grows.
-    - `num_replicates`: the number of independent runs in `.run`, in `.per_chain` and under
-      `diffmh.compose`, where they take the role of chains.
+    - `num_replicates`: the number of independent runs that a call averages, and those of `.run`,
+      of `.per_chain` and under `diffmh.compose`, where they take the role of chains. If it is left
+      out, a call is one run and the others have 1,024.
     - `mesh`: a `jax.sharding.Mesh` whose axis `chains` distributes these replicates over devices.
-      Results do not depend on the number of devices. A call is one run, on one device.
+      Results do not depend on the number of devices. A single run is on one device.
 
     **Returns** the same kind of object as `diffmh.expectation`: a function of `theta` (any pytree
     of floats), `key` (a typed key), `args` and keyword arguments (data). `jax.grad`, `jax.jvp`,
@@ -246,11 +256,12 @@ def expectation(
             f"`{where}`: `estimator` must be `sad.Alternatives()`, `sad.Score()`, `sad.Combined()`"
             f" or `sad.Smooth()`, got {estimator!r}."
         )
+    name = "sad.expectation(num_replicates=...)"
     return Expectation(
         program,
         estimator,
         validate.count(alternatives, "sad.expectation(alternatives=...)"),
-        validate.count(num_replicates, "sad.expectation(num_replicates=...)"),
+        None if num_replicates is None else validate.count(num_replicates, name),
         None if mesh is None else check_mesh(mesh, "sad.expectation(mesh=...)"),
     )
 
@@ -260,7 +271,7 @@ def run(
     theta: PyTree,
     key: Checked[Key[Array, ""]],
     *args: Any,
-    num_replicates: Checked[int] = 1024,
+    num_replicates: Checked[int] = _REPORTED,
     alternatives: Checked[int] = 1,
     estimator: Checked[Estimator] | None = None,
     mesh: Checked[Mesh] | None = None,

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from .._expectation import Differentiable, expectation
 from ..base import trees, validate
 from ..base.validate import Checked
+from ..core.adapted import Adapted, kernel_and_init
 from ..core.autodiff import not_differentiable
 from ..core.kernel import Kernel
 from ..core.parameters import jacobian
@@ -156,9 +157,9 @@ def evidence(
     **Arguments**
 
     - `log_density(theta, x, *args)`: `log g`, a scalar.
-    - `kernel`: a kernel with this very `log_density`, and `init`, `num_samples`, `burn_in`,
-      `num_chains`, `mesh` as for `expectation`; or draws as for `from_draws`, with `at` the theta
-      that they were made with.
+    - `kernel`: a kernel with this very `log_density`, or an `Adapted` of one, and `init`,
+      `num_samples`, `burn_in`, `num_chains`, `mesh` as for `expectation`; or draws as for
+      `from_draws`, with `at` the theta that they were made with.
     - `observed(theta, *args)`: a scalar from which log Z is subtracted.
 
     **Returns** an object that is called with `(theta, key, *args)`, or `(theta, *args)` for draws,
@@ -185,6 +186,8 @@ def evidence(
     if observed is not None:
         validate.function(observed, where, "observed", "observed(theta, *args) -> scalar")
     score = ScoreOfDensity(once(log_density))
+    if isinstance(kernel, Adapted):
+        kernel, init = kernel_and_init(kernel, init, where)
     if not isinstance(kernel, Kernel):
         _refuse_chain_options(init, num_samples, mesh)
         return Evidence(from_draws(score, log_density, kernel, at=at), observed)
