@@ -21,7 +21,9 @@ def compare(
     its gradient lies from that of the estimator in use, chain by chain. The variance that a given
     time buys is in proportion to variance × time, so the least is recommended, among estimators of
     the quantity that was asked for: `StochasticDerivative` and `Score` estimate the derivative of
-    the finite chain, `Covariance` that of its equilibrium.
+    the finite chain, `Covariance` that of its equilibrium. Where `Stationary` is in use,
+    `Covariance` is shown and not recommended: it is right only if the chains have reached
+    equilibrium, and a bias within their error is not seen.
 
     **Arguments**: what `diffmh.expectation` or `diffmh.compose` returned, and those of its `.run`.
     Each estimator is compiled once and run four times.
