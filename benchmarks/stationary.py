@@ -9,10 +9,14 @@ from __future__ import annotations
 import argparse
 import time
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import diffmh
+from diffmh.core import admission
+from diffmh.core.execute import run
 from diffmh.models import gaussian, ising, mixture
 
 KEY = 5
@@ -67,6 +71,17 @@ def measured(expectation, theta: float, runs: int) -> tuple[np.ndarray, np.ndarr
     return stacked.mean(axis=0), stacked.var(axis=0, ddof=1), seconds
 
 
+def decisions_alone(expectation, theta: float, runs: int) -> np.ndarray:
+    """The variance of each pair's D, without the covariance."""
+    found, at = [], jnp.asarray(theta)
+    for each in range(runs):
+        key = jax.random.key(KEY + each)
+        plan = admission.admit(expectation.simulation, at, key, ()).plan
+        means = eqx.filter_jit(run)(plan, at, key, ()).observed.estimator
+        found.append(np.asarray(means.derivative, float)[0].T)
+    return np.concatenate(found).var(axis=0, ddof=1)
+
+
 def table(name: str, make, theta: float, estimators, runs: int, exact=None) -> None:
     print(f"\n{name}")
     rows = {str(estimator): measured(make(estimator), theta, runs) for estimator in estimators}
@@ -99,6 +114,12 @@ def main() -> None:
         )
         for name, make, theta, exact in problems(given.chains):
             table(name, make, theta, estimators, given.runs, exact)
+            mean = make(diffmh.Stationary())
+            alone = decisions_alone(mean, theta, given.runs)
+            share = measured(mean, theta, given.runs)[1] / alone
+            print(
+                f"  Stationary: variance over that of D alone {np.array2string(share, precision=3)}"
+            )
     if "finite" in given.parts:
         estimators = (
             diffmh.StochasticDerivative(),

@@ -27,7 +27,8 @@ FACTORS = {
     "coupling": ("default", "common", "independent", "maximal", "special", "unsuitable"),
     "weights": ("two-sided", "one-sided"),
     "alternatives": (1, 2, 4, 9, "default"),
-    "control": ("none", "f", "function", "stein"),
+    "control": ("none", "f", "function", "covariance", "stein"),
+    "pair_lag": (1, 3),
     "lag": (0, 2),
     "num_samples": (30, 2, 1, 3000),
     "mesh": (False, True),
@@ -41,12 +42,13 @@ FACTORS = {
 
 # Steps of all chains, and times parameters and alternatives.
 MOST_STEPS, MOST_WEIGHTS = 200_000, 5_000_000
-CONTROLLED = ("f", "function")
+CONTROLLED = ("f", "function", "covariance")
 DISCRETE = (
     "block", "gibbs", "labels", "sweep", "repeat", "cycle", "mixture", "function", "schedule",
     "tempering",
 )  # fmt: skip
 STATIONARY = ("stationary", "stationary covariance")
+FINITE = ("alternatives", "births", "score")
 APART = ("common", "independent")
 SHORT = ("block", "gibbs", "walk")
 # These ways need no programs beside the reference's; the others have theirs.
@@ -79,6 +81,12 @@ RULES = (
         ("estimator", "control"),
     ),
     Absent({"estimator": STATIONARY}, ("control",)),
+    Absent({"estimator": (*FINITE, "covariance")}, ("pair_lag",)),
+    # Of alternatives alone; births refuse it as they refuse the others.
+    Excluded(
+        lambda row: row["control"] != "covariance" or row["estimator"] != "score",
+        ("estimator", "control"),
+    ),
     Absent({"estimator": STATIONARY}, ("weights",)),
     Absent({"estimator": ("stationary covariance",)}, ("alternatives",)),
     # What is too long.
@@ -130,6 +138,41 @@ RULES = (
         {"estimator": ("stationary",), "kernel": ("function", "schedule", "tempering")},
         ValueError,
         "alternatives=0",
+    ),
+    Refused(
+        {"control": ("covariance",), "kernel": ("hamiltonian",)},
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        {"control": ("covariance",), "kernel": ("langevin",), "coupling": APART},
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        {
+            "control": ("covariance",),
+            "kernel": ("walk",),
+            "coupling": APART,
+            "proposal": ("fixed",),
+        },
+        ValueError,
+        "needs chains that meet",
+    ),
+    Refused(
+        {"control": ("covariance",), "kernel": ("function", "schedule", "tempering")},
+        ValueError,
+        r"control='covariance'.*no decisions that are known",
+    ),
+    Refused(
+        {"control": ("covariance",), "proposal": ("of theta",)},
+        ValueError,
+        r"control='covariance'.*parameters of the proposal",
+    ),
+    Refused(
+        {"control": ("covariance",), "weights": ("one-sided",)},
+        ValueError,
+        r"control='covariance'.*two-sided",
     ),
     Refused(
         {"estimator": ("stationary covariance",), "kernel": ("schedule",)},

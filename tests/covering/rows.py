@@ -111,9 +111,9 @@ def estimator_of(row: Row, problem: Problem) -> diffmh.extend.Estimator:
             control = "stein" if row["control"] == "stein" else None
             return diffmh.Covariance(control, unconstrained=control is not None)
         case "stationary":
-            return diffmh.Stationary(alternatives=alternatives)
+            return diffmh.Stationary(row["pair_lag"], alternatives=alternatives)
         case "stationary covariance":
-            return diffmh.Stationary(alternatives=0)
+            return diffmh.Stationary(row["pair_lag"], alternatives=0)
         case "score":
             return diffmh.Score(
                 {"none": None, "f": "other chains", "function": 0.5}[row["control"]]
@@ -121,7 +121,7 @@ def estimator_of(row: Row, problem: Problem) -> diffmh.extend.Estimator:
     return diffmh.StochasticDerivative(
         row["weights"],
         alternatives,
-        {"none": None, "f": "f", "function": problem.control}[row["control"]],
+        {"none": None, "function": problem.control}.get(row["control"], row["control"]),
         births=row["estimator"] == "births",
     )
 

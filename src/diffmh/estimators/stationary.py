@@ -93,16 +93,12 @@ class Stationary(Estimator):
                 f"`Stationary(max_steps={self.max_steps})` must be at least `burn_in + num_samples`"
                 f" = {num_steps}."
             )
-        if not self.num_alternatives(kernel):
-            return
-        for update in kernel.updates():
-            if not knows_coupled_transition(update):
-                raise ValueError(
-                    f"`{self!r}`: the coupled step of `{update.name_in_messages}` has no decisions"
-                    " that are known, so the second chain cannot have alternatives: use"
-                    " `Stationary(alternatives=0)`, the covariance alone, if theta is in the"
-                    " target only."
-                )
+        if self.num_alternatives(kernel):
+            advice = (
+                "use `Stationary(alternatives=0)`, the covariance alone, if theta is in the target"
+                " only"
+            )
+            refuse_unknown_decisions(kernel, repr(self), advice)
 
     def refuse(self, kernel, num_parameters, lag):
         self.refuse_kernel(kernel, 0)
@@ -196,6 +192,16 @@ def refuse_that_stay_apart(kernel: Kernel, name: str) -> None:
             " leave `coupling` out, which takes the proposal's best, or mix in a walk under which"
             " they meet, `Mixture(kernel, MetropolisHastings(log_density, GaussianWalk(...)))`."
         )
+
+
+def refuse_unknown_decisions(kernel: Kernel, name: str, advice: str) -> None:
+    """Refuse a kernel whose second chain cannot have alternatives."""
+    for update in kernel.updates():
+        if not knows_coupled_transition(update):
+            raise ValueError(
+                f"`{name}`: the coupled step of `{update.name_in_messages}` has no decisions that"
+                f" are known, so the second chain cannot have alternatives: {advice}."
+            )
 
 
 def _named(updates: tuple[Update, ...]) -> str:

@@ -24,7 +24,12 @@ from . import births, controls
 from .controls import Controlled, ControlledAverages
 from .mixing import LEAST_PAIRS
 from .paired import PairEstimator
-from .stationary import Stationary, no_covariance, schedule_of
+from .stationary import (
+    no_covariance,
+    refuse_that_stay_apart,
+    refuse_unknown_decisions,
+    schedule_of,
+)
 
 _WORDS = ("f", "covariance")
 # Above so many parameters births are followed instead of weights (`docs/benchmarks.md`).
@@ -127,7 +132,9 @@ class StochasticDerivative(Estimator):
 
     def refuse_kernel(self, kernel, num_steps):
         if self.is_paired:
-            Stationary(alternatives=self.num_alternatives).refuse_kernel(kernel, num_steps)
+            name = "StochasticDerivative(control='covariance')"
+            refuse_that_stay_apart(kernel, name)
+            refuse_unknown_decisions(kernel, name, "leave `control` out")
 
     def with_alternatives(self, num_parameters: int) -> StochasticDerivative:
         """The same with the number of alternatives that is right for so many parameters."""
