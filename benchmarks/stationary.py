@@ -62,9 +62,9 @@ def measured(expectation, theta: float, runs: int) -> tuple[np.ndarray, np.ndarr
 
     found, seconds = [], np.inf
     jax.block_until_ready(slopes(jax.random.key(KEY)))
-    for run in range(runs):
+    for number in range(runs):
         began = time.process_time()
-        each = jax.block_until_ready(slopes(jax.random.key(KEY + run)))
+        each = jax.block_until_ready(slopes(jax.random.key(KEY + number)))
         seconds = min(seconds, time.process_time() - began)
         found.append(np.asarray(each, float).reshape(expectation.num_chains, -1))
     stacked = np.concatenate(found)
