@@ -1,18 +1,25 @@
 """`Stationary` and `StochasticDerivative(control="covariance")` against what they are made of:
-variance of the derivative for each chain, CPU seconds of a compiled gradient, and their product.
+variance of the derivative for each chain, CPU seconds of a compiled gradient (the least of several,
+taken in turn), and their product.
 
-    python benchmarks/stationary.py [equilibrium] [finite] [--chains 4096] [--runs 4]
+    python benchmarks/stationary.py [equilibrium] [finite] [--chains 4096] [--runs 4] [--only NAME]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from timing import best_times
 
 import diffmh
+from diffmh.core import admission
+from diffmh.core.execute import run
 from diffmh.models import gaussian, ising, mixture
 
 KEY = 5
@@ -47,31 +54,45 @@ def finite_problems(num_chains: int):
     )  # fmt: skip
 
 
-def measured(expectation, theta: float, runs: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Mean and variance of each chain's derivative (variance: of their mean, times the chains), and
-    the least CPU seconds of a run.
-    """
+def slopes_of(expectation, theta: float):
+    """A compiled program of each chain's derivative, by key."""
 
     @jax.jit
     def slopes(key):
         return jax.jacfwd(lambda theta: expectation.per_chain(theta, key))(theta)
 
-    found, seconds = [], np.inf
-    jax.block_until_ready(slopes(jax.random.key(KEY)))
-    for run in range(runs):
-        began = time.process_time()
-        each = jax.block_until_ready(slopes(jax.random.key(KEY + run)))
-        seconds = min(seconds, time.process_time() - began)
-        found.append(np.asarray(each, float).reshape(expectation.num_chains, -1))
-    stacked = np.concatenate(found)
-    return stacked.mean(axis=0), stacked.var(axis=0, ddof=1), seconds
+    return slopes
+
+
+def moments(slopes, runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of each chain's derivative (variance: of their mean, times the chains)."""
+    found = [np.asarray(slopes(jax.random.key(KEY + number)), float) for number in range(runs)]
+    stacked = np.concatenate([each.reshape(len(each), -1) for each in found])
+    return stacked.mean(axis=0), stacked.var(axis=0, ddof=1)
+
+
+def decisions_alone(expectation, theta: float, runs: int) -> np.ndarray:
+    """The variance of each pair's D, without the covariance."""
+    found, at = [], jnp.asarray(theta)
+    for each in range(runs):
+        key = jax.random.key(KEY + each)
+        plan = admission.admit(expectation.simulation, at, key, ()).plan
+        means = eqx.filter_jit(run)(plan, at, key, ()).observed.estimator
+        found.append(np.asarray(means.derivative, float)[0].T)
+    return np.concatenate(found).var(axis=0, ddof=1)
 
 
 def table(name: str, make, theta: float, estimators, runs: int, exact=None) -> None:
     print(f"\n{name}")
-    rows = {str(estimator): measured(make(estimator), theta, runs) for estimator in estimators}
-    _, first, first_seconds = next(iter(rows.values()))
-    for label, (mean, variance, seconds) in rows.items():
+    programs = {str(estimator): slopes_of(make(estimator), theta) for estimator in estimators}
+    key = jax.random.key(KEY)
+    calls = {label: functools.partial(program, key) for label, program in programs.items()}
+    times = best_times(calls, clock=time.process_time)
+    rows = {label: moments(program, runs) for label, program in programs.items()}
+    _, first = next(iter(rows.values()))
+    first_seconds = next(iter(times.values()))
+    for label, (mean, variance) in rows.items():
+        seconds = times[label]
         ratio = variance / first
         product = np.exp(np.mean(np.log(ratio))) * seconds / first_seconds
         text = np.array2string(ratio, precision=3)
@@ -89,6 +110,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["equilibrium", "finite"])
     parser.add_argument("--chains", type=int, default=4096)
     parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--only", default="", help="problems whose name begins so")
     given = parser.parse_args()
     if "equilibrium" in given.parts:
         estimators = (
@@ -98,7 +120,15 @@ def main() -> None:
             diffmh.StochasticDerivative(),
         )
         for name, make, theta, exact in problems(given.chains):
+            if not name.startswith(given.only):
+                continue
             table(name, make, theta, estimators, given.runs, exact)
+            mean = make(diffmh.Stationary())
+            alone = decisions_alone(mean, theta, given.runs)
+            share = moments(slopes_of(mean, theta), given.runs)[1] / alone
+            print(
+                f"  Stationary: variance over that of D alone {np.array2string(share, precision=3)}"
+            )
     if "finite" in given.parts:
         estimators = (
             diffmh.StochasticDerivative(),
@@ -107,6 +137,8 @@ def main() -> None:
             diffmh.StochasticDerivative(alternatives=4, control="covariance"),
         )
         for name, make, theta in finite_problems(given.chains):
+            if not name.startswith(given.only):
+                continue
             table(name, make, theta, estimators, given.runs)
 
 

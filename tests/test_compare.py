@@ -22,7 +22,8 @@ def comparison():
 def test_comparison(comparison):
     estimators = [row.estimator for row in comparison.rows]
     counts = [e.alternatives for e in estimators if isinstance(e, diffmh.StochasticDerivative)]
-    assert counts == [4, 1, 16] and comparison.row(comparison.recommended).cost == min(
+    assert counts == [4, 1, 16, 1] and estimators[3].control == "covariance"
+    assert comparison.row(comparison.recommended).cost == min(
         row.cost for row in comparison.rows if row.quantity == "finite chain"
     )
     for row in comparison.rows:
@@ -31,6 +32,23 @@ def test_comparison(comparison):
     text = str(comparison)
     assert "Covariance()" in text and "equilibrium" in text and "variance × time" in text
     assert comparison.reason.startswith("StochasticDerivative")
+
+
+def test_stationary_is_not_sent_to_an_estimator_that_supposes_equilibrium():
+    """From a start that the chains have not forgotten, with errors in which the bias drowns."""
+    mean = diffmh.expectation(
+        identity,
+        gaussian.sampler(),
+        init=2.0,
+        num_samples=5,
+        num_chains=16,
+        estimator=diffmh.Stationary(),
+    )
+    found = diffmh.compare(mean, 0.5, KEY)
+    covariance = found.row(diffmh.Covariance())
+    assert abs(covariance.bias) < 4 and covariance.cost < found.rows[0].cost
+    assert isinstance(found.recommended, diffmh.Stationary)
+    assert "right only where the chains have reached equilibrium" in found.reason
 
 
 def test_comparison_is_drawn(comparison):

@@ -87,6 +87,59 @@ def test_each_chain_of_many(contributions):
     assert is_caught(found, MIXTURE + 0.001)
 
 
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        diffmh.Stationary(),
+        pytest.param(diffmh.Stationary(2, alternatives=0), marks=pytest.mark.thorough),
+    ],
+)
+def test_pairs_have_it_from_any_start(estimator):
+    """Five samples from the first component on, where chains by `Covariance()` are biased."""
+    mean = diffmh.expectation(
+        mixture.indicator,
+        mixture.sampler(),
+        init=0,
+        num_samples=5,
+        num_chains=8_192,
+        estimator=estimator,
+    )
+    report = diffmh.hessian(mean).run(0.4, KEY)
+    assert np.all(np.abs((report.hessian - MIXTURE) / report.hessian_error) < 5), report
+    assert report.report.meeting_time.num_unmet == 0
+    whole = jax.hessian(mean)(0.4, KEY)
+    np.testing.assert_allclose(report.hessian, whole, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(report.gradient, jax.jacobian(mean)(0.4, KEY), rtol=1e-3, atol=1e-5)
+    product = diffmh.hessian(mean).product(0.4, KEY, direction=2.0)
+    np.testing.assert_allclose(product, 2 * whole, rtol=1e-3, atol=1e-6)
+    if estimator.alternatives is None:
+        biased = mean.by(diffmh.Covariance())
+        report = diffmh.hessian(biased).run(0.4, KEY)
+        assert np.any(np.abs((report.hessian - MIXTURE) / report.hessian_error) > 5)
+
+
+def test_pairs_have_it_where_f_depends_on_theta_too(of_two):
+    """Far from equilibrium, with two parameters."""
+    s = of_two.simulation
+    mean = diffmh.expectation(
+        s.f,
+        s.kernel,
+        init=3.0,
+        num_samples=30,
+        burn_in=5,
+        num_chains=4_096,
+        estimator=diffmh.Stationary(alternatives=0),
+    )
+    report, wanted = diffmh.hessian(mean).run(THETA, KEY), jax.hessian(exact)(THETA)
+    z = jax.tree.map(
+        lambda found, error, exact: (found - exact) / error,
+        report.hessian,
+        report.hessian_error,
+        wanted,
+    )
+    assert all(np.all(np.abs(leaf) < 5) for leaf in jax.tree.leaves(z)), z
+
+
 def test_jax_hessian_and_report_agree(occupancy):
     h = diffmh.hessian(occupancy)
     by_jax = jax.hessian(occupancy)(0.4, KEY)
@@ -267,6 +320,12 @@ def test_intervals_of_chains_cover():
             "three different chains",
         ),
         (
+            lambda: diffmh.hessian(of_steps()),
+            ValueError,
+            "has second derivatives where the covariance applies.*lag=1",
+        ),
+        (lambda: jax.hessian(of_steps())(0.5, KEY), diffmh.NotDifferentiable, "Stationary"),
+        (
             lambda: jax.hessian(walk(estimator=diffmh.Covariance(), num_chains=2))(0.5, KEY),
             ValueError,
             "three different chains",
@@ -290,6 +349,18 @@ def walk(density=lambda t, x: -0.5 * (x - t) ** 2, **options):
     kernel = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(2.0))
     options = {"init": 0.0, "num_samples": 10, "num_chains": 4} | options
     return diffmh.expectation(lambda t, x: x, kernel, **options)
+
+
+def of_steps():
+    kernel = diffmh.MetropolisHastings(lambda t, x: -0.5 * (x - t) ** 2, diffmh.GaussianWalk(2.0))
+    return diffmh.expectation(
+        lambda t, earlier, x: earlier * x,
+        kernel,
+        init=0.0,
+        num_samples=5,
+        lag=1,
+        estimator=diffmh.Stationary(),
+    )
 
 
 def test_a_moving_kink_has_no_second_derivative():

@@ -142,7 +142,9 @@ def compose(
 
     with `m̄_{−c}` the mean of the other chains, its derivative is that of this expression, and the
     spread of `φ_c` gives the error. Exactly unbiased where φ is at most quadratic in the
-    expectations (a variance, a heat capacity).
+    expectations (a variance, a heat capacity) and chains are differentiated one by one; the
+    covariance of `Covariance` and `Stationary` is one between chains, which leaves a bias of order
+    `1/C²` there too (with 8 pairs of 5 samples, 0.04 of the error).
 
     **Arguments**: `phi(theta, m_1, m_2, ...)`, any JAX function, whose own parameters may be
     differentiated as usual; expectations with equal `num_chains` of at least 2. Several

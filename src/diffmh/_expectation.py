@@ -23,7 +23,7 @@ from .base.validate import Checked
 from .core import admission, compiled
 from .core.adapted import Adapted, kernel_and_init
 from .core.autodiff import not_differentiable
-from .core.estimator import Estimator
+from .core.estimator import Estimator, SecondOrder
 from .core.kernel import Kernel
 from .core.simulation import Simulation, flatten
 from .estimators import StochasticDerivative
@@ -249,6 +249,8 @@ class Expectation(Differentiable):
         found, given = admitted.admission, self.simulation
         outcome, jacobian = compiled.followed(found.plan, theta, key, args, course or Course())
         num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
+        if isinstance(given.estimator, SecondOrder):
+            given = given.by(given.estimator.first_order)
         method = Method.of(given.kernel, given.estimator, num_parameters, given.lag)
         outcome = dataclasses.replace(outcome, method=method)
         return RunChains(
@@ -347,7 +349,8 @@ def expectation(
     errors. `theta` is any pytree of floats, `key` a typed key, `args` data that is passed through
     and never differentiated.
 
-    **Refused**: second derivatives, except by `Covariance()` (`diffmh.hessian`); derivatives with
+    **Refused**: second derivatives, except by `Covariance()` and `Stationary()`
+    (`diffmh.hessian`); derivatives with
     respect to `args`, `init` or anything that `f` and the kernel close over; parameters on which
     nothing depends; half precision; and values that are not finite at the start.
 

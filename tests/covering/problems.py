@@ -180,12 +180,19 @@ def lagged(f):
     return lambda theta, earlier, x, *args: f(theta, earlier, *args)[0] * f(theta, x, *args)
 
 
-@functools.cache
 def _closed(function, *which):
     """A density or f with its tables closed over, the same object for the same ones."""
+    # JAX makes an array of a NumPy array that a function closes over once, whatever the precision
+    # is later: each precision has tables of its own.
+    return _closed_in(jax.config.jax_enable_x64, function, *which)
+
+
+@functools.cache
+def _closed_in(x64: bool, function, *which):
     name, *rest = which
     _, tables = (discrete_tables if name == "discrete" else normal_tables)(*rest)
-    return lambda theta, x: function(theta, x, jax.tree.map(jnp.asarray, tables))
+    own = jax.tree.map(np.copy, tables)
+    return lambda theta, x: function(theta, x, jax.tree.map(jnp.asarray, own))
 
 
 def _discrete(

@@ -220,6 +220,22 @@ def test_annealed_importance_sampling(weighed):
         assert_unbiased(found, exact, f"weights of schedule {number}")
 
 
+def test_a_walk_beside_moves_that_depend_on_theta():
+    """Its stages do not move with θ, but decide where the other kernel has moved the chain."""
+    density = lambda theta, x: -0.5 * (x - theta) ** 2
+    walk = lambda stage: diffmh.MetropolisHastings(density, diffmh.GaussianWalk(1.5))
+    mean = diffmh.expectation(
+        lambda theta, x: jnp.stack([x, x**2]),
+        diffmh.Cycle(diffmh.Schedule(walk, 2, 2), diffmh.Langevin(density, 1.0)),
+        init=0.3,
+        num_samples=10,
+        burn_in=20,
+        num_chains=3000,
+    )
+    slopes = optimised(jax.jacfwd(mean.per_chain))(0.5, jax.random.key(2))
+    assert_unbiased(np.asarray(slopes), np.array([1.0, 1.0]))
+
+
 def test_a_weight_without_its_derivative_is_caught(monkeypatch):
     right = Enter.step
 

@@ -240,6 +240,27 @@ def test_replicas_that_are_sweeps():
     assert_unbiased(np.asarray(slopes), exact[:, 0])
 
 
+def normal_at(beta):
+    density = lambda theta, x: -0.5 * beta * (x - theta) ** 2
+    return diffmh.Cycle(
+        diffmh.MetropolisHastings(density, diffmh.GaussianWalk(1.5)), diffmh.Langevin(density, 1.0)
+    )
+
+
+def test_a_walk_beside_moves_that_depend_on_theta():
+    """A walk does not move with θ, but decides where the other kernel has moved the chain."""
+    mean = diffmh.expectation(
+        lambda theta, x: jnp.stack([x[0], x[1] ** 2]),
+        diffmh.Tempering(normal_at, (1.0, 0.5)),
+        init=jnp.zeros(2),
+        num_samples=10,
+        burn_in=20,
+        num_chains=3000,
+    )
+    slopes = optimised(jax.jacfwd(mean.per_chain))(0.5, jax.random.key(2))
+    assert_unbiased(np.asarray(slopes), np.array([1.0, 1.0]))
+
+
 def test_refusals():
     fixed = lambda beta: diffmh.MetropolisHastings(
         lambda theta, x: -0.5 * beta * (x - theta) ** 2, diffmh.GaussianWalk(1.0)

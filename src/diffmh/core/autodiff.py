@@ -20,7 +20,8 @@ _SECOND_DERIVATIVE = (
     "A second derivative of an expectation was asked for (`jax.hessian`, `grad` of `grad`): of"
     " finite chains and of programs diffmh estimates first derivatives only. At equilibrium there"
     " is `diffmh.hessian(expectation)`, and `jax.hessian` itself, for expectations with"
-    " `estimator=diffmh.Covariance()`; from draws, those of `diffmh.from_draws(..., at=theta)`."
+    " `estimator=diffmh.Covariance()` or `diffmh.Stationary()`; from draws, those of"
+    " `diffmh.from_draws(..., at=theta)`."
 )
 _THIRD_DERIVATIVE = (
     "A third derivative of an expectation was asked for. diffmh estimates only first and second"

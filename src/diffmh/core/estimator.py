@@ -169,6 +169,11 @@ class Estimator(eqx.Module):
 class SecondOrder(Estimator):
     """An estimator of `d²m/dθ²` too, from the averages of one run."""
 
+    @property
+    @abstractmethod
+    def first_order(self) -> Estimator:
+        """The estimator of the first derivative, by which a report names it."""
+
     @abstractmethod
     def second_derivative(
         self, means: PyTree, value: Float[Array, "F C"]

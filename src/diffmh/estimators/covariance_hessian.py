@@ -50,7 +50,7 @@ class HessianMoments(eqx.Module):
     h: Float[Array, "Q P *C"]
     fh: Float[Array, "Q P F *C"]
     explicit: Explicit | None
-    origin: Origin
+    origin: Origin | None
 
 
 class CovarianceHessian(SecondOrder):
@@ -66,6 +66,10 @@ class CovarianceHessian(SecondOrder):
     direction: Float[Array, "P"] | None = None
 
     differentiates_steps: ClassVar[bool] = False
+
+    @property
+    def first_order(self):
+        return self.covariance
 
     def refuse(self, kernel, num_parameters, lag):
         self.covariance.refuse(kernel, num_parameters, lag)
@@ -180,6 +184,7 @@ class CovarianceHessian(SecondOrder):
     def _about_the_mean(self, means: HessianMoments) -> HessianMoments:
         """The moments about the means over all chains, instead of each chain's start."""
         origin = means.origin
+        assert origin is not None
 
         def shift(start, average):
             return start - jnp.mean(start + average, axis=-1, keepdims=True)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..base.sums import mean_of_others
+from .covariance_hessian import HessianMoments
 
 # C needs several pairs in a fold, and β several in the others: fewer pairs than two folds have
 # D alone.
@@ -34,6 +35,7 @@ class PairMeans(eqx.Module):
     score: Float[Array, "P C"] | None
     explicit: Float[Array, "P F C"] | None
     origin: Float[Array, "P C"] | None
+    moments: HessianMoments | None = None
 
 
 def mixed(means: PairMeans, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:

@@ -18,10 +18,11 @@ from ..core.recorder import Recorder
 from ..core.simulation import Meetings, Observed, Outcome
 from ..core.values import without_tangents
 from ..core.watch import Batches, Counts, Watch, Window
+from .covariance_hessian import HessianMoments
 from .mixing import PairMeans
 
 if TYPE_CHECKING:
-    from .paired import PairEstimator, PairTerms
+    from .paired import Pair, PairEstimator, PairTerms
 
 
 class PairRecord(eqx.Module):
@@ -149,6 +150,7 @@ class PairRecorder(Recorder):
                 score,
                 explicit,
                 progress.chains.memory.origin,
+                self._moments(mean, sums, sound, progress.chains.memory),
             )
         value = mean(sums.plain, progress.startable) if self.estimator.finite else None
         if value is None:
@@ -161,6 +163,13 @@ class PairRecorder(Recorder):
                 meeting, second.time + 1, met, finished, schedule.lag, schedule.max_steps
             ),
         )
+
+    @staticmethod
+    def _moments(mean, sums: PairTerms, sound, memory: Pair) -> HessianMoments | None:
+        if sums.moments is None:
+            return None
+        averaged = jax.tree.map(lambda total: mean(total, sound), sums.moments)
+        return dataclasses.replace(averaged, origin=memory.origins)
 
     def _watched(self, loop, progress):
         """For a report: the counts, and the largest log density at the end."""

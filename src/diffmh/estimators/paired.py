@@ -22,12 +22,14 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from ..core import alternatives, pair
 from ..core.alternatives import Alternatives, Events, Transition
-from ..core.estimator import Estimator, Observation, ValueOnly
+from ..core.estimator import Estimator, Observation, SecondOrder, ValueOnly
 from ..core.kernel import Update
 from ..core.pair import PairSchedule, Second, weigh
 from ..core.update_checks import checked_noise
 from ..core.values import Value
 from . import mixing
+from .covariance import Covariance
+from .covariance_hessian import CovarianceHessian, HessianMoments, Origin
 from .pair_recorder import PairRecorder
 
 
@@ -35,7 +37,8 @@ class Pair(eqx.Module):
     """The second chain beside a primal, and the alternatives of both.
 
     `slots` are the primal's; `corrections` are further ones of the primal, for the finite chain
-    only; `second_slots` are those of the second chain. `origin` is the score at the start.
+    only; `second_slots` are those of the second chain. `origin` is the score at the start, and
+    `origins` what second derivatives need there.
     """
 
     second: Second
@@ -43,6 +46,7 @@ class Pair(eqx.Module):
     corrections: Alternatives | None
     second_slots: Alternatives | None
     origin: Float[Array, "P *C"] | None
+    origins: Origin | None = None
 
     @property
     def weight(self) -> Float[Array, "K P"]:
@@ -97,7 +101,7 @@ class PairTerms(eqx.Module):
     """The sums of a pair over its steps, n times over: `value` is H(f), and `plain` the sum of f
     over the samples; `derivative` is D or, for the finite chain, F, and `correction` then F − D;
     `product`, `score` and `explicit` are `H(f s)`, `H(s)` and `H(∂f)` with s less its value at the
-    start. What is not wanted is `None`.
+    start; `moments` are those of a second derivative, averaged by H. What is not wanted is `None`.
     """
 
     value: Float[Array, "F *C"]
@@ -107,26 +111,34 @@ class PairTerms(eqx.Module):
     product: Float[Array, "P F *C"] | None
     score: Float[Array, "P *C"] | None
     explicit: Float[Array, "P F *C"] | None
+    moments: HessianMoments | None = None
 
 
 class PlaceTerms(eqx.Module):
-    """At one place: f, s less its value at the start, f s and ∂f; `None` if it is not wanted."""
+    """At one place: f, s less its value at the start, f s, ∂f, and the moments of a second
+    derivative; `None` if it is not wanted.
+    """
 
     value: Float[Array, "F"]
     score: Float[Array, "P"] | None
     product: Float[Array, "P F"] | None
     explicit: Float[Array, "P F"] | None
+    moments: HessianMoments | None
 
 
-class PairEstimator(Estimator):
+class PairEstimator(SecondOrder):
     """Pairs of chains with `alternatives` slots for each chain, and the sums of the covariance if
     `covariance`; with neither, the value alone. `finite`: F of the finite chain, and `F − D`.
+    `twice`: the covariance's identities hold, so that there are second derivatives of the
+    equilibrium, for which it observes the `cumulants`.
     """
 
     schedule: PairSchedule
     alternatives: int = eqx.field(static=True)
     covariance: bool = eqx.field(static=True)
     finite: bool = eqx.field(static=True, default=False)
+    twice: bool = eqx.field(static=True, default=False)
+    cumulants: CovarianceHessian | None = None
     # All pairs have met, and the second chains' slots are empty: they are the primals.
     merged: bool = eqx.field(static=True, default=False)
     # Before the samples: c_t = e_t = 0, so there are no births and nothing is added up.
@@ -146,6 +158,19 @@ class PairEstimator(Estimator):
         if self.finite:
             return ValueOnly()
         return PairEstimator(self.schedule, 0, False)
+
+    @property
+    def first_order(self) -> Estimator:
+        return dataclasses.replace(self, cumulants=None)
+
+    def second_order(self):
+        if not self.twice:
+            return None
+        return dataclasses.replace(self, cumulants=CovarianceHessian(Covariance()))
+
+    def along(self, direction):
+        assert self.cumulants is not None
+        return dataclasses.replace(self, cumulants=self.cumulants.along(direction))
 
     def most_steps(self, num_steps):
         return self.schedule.max_steps
@@ -169,7 +194,8 @@ class PairEstimator(Estimator):
         # A covariance does not see a constant, and without it float32 loses fewer digits of H(f s)
         # − H(f) H(s).
         origin = _score(at) if self.covariance else None
-        return Pair(second, slots(True), slots(self.finite), slots(True), origin)
+        origins = None if self.cumulants is None else self.cumulants.start(at)
+        return Pair(second, slots(True), slots(self.finite), slots(True), origin, origins)
 
     def begin(self, memory: Pair):
         return dataclasses.replace(memory, second=memory.second.begin(self.schedule))
@@ -269,12 +295,19 @@ class PairEstimator(Estimator):
         plain = weigh(counted, here.value) if self.finite else None
         explicit = terms.explicit if self.covariance else None
         return PairTerms(
-            terms.value, plain, derivative, correction, terms.product, terms.score, explicit
+            terms.value,
+            plain,
+            derivative,
+            correction,
+            terms.product,
+            terms.score,
+            explicit,
+            terms.moments,
         )
 
     def _functions(self, memory: Pair, at: Observation) -> PlaceTerms:
         value = at.value.primal
-        explicit = score = product = None
+        explicit = score = product = moments = None
         if self.differentiates_f:
             shape = (at.parameters.size, value.size)
             explicit = jnp.broadcast_to(at.explicit, shape).astype(value.dtype)
@@ -282,7 +315,12 @@ class PairEstimator(Estimator):
             assert memory.origin is not None
             score = _score(at) - memory.origin
             product = score[:, None] * value[None, :]
-        return PlaceTerms(value, score, product, explicit)
+        if self.cumulants is not None:
+            assert memory.origins is not None
+            moments = self.cumulants.observe(memory.origins, at)
+            # The origins are no average: they are the memory's.
+            moments = dataclasses.replace(moments, origin=None)
+        return PlaceTerms(value, score, product, explicit, moments)
 
     @staticmethod
     def _at_second(memory: Pair, at: Observation) -> Observation:
@@ -318,6 +356,12 @@ class PairEstimator(Estimator):
 
     def derivative(self, means: mixing.PairMeans, value):
         return mixing.mixed(means, value)
+
+    def second_derivative(self, means: mixing.PairMeans, value):
+        # Each H is unbiased and pairs are independent, so products of the means of different pairs
+        # are unbiased too: what holds for chains at equilibrium holds for pairs.
+        assert self.cumulants is not None and means.moments is not None
+        return self.cumulants.second_derivative(means.moments, value)
 
 
 def _scaled_flips(at: Transition, scale: Int[Array, ""]) -> Float[Array, "P *C"] | None:

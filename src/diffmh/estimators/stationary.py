@@ -8,10 +8,11 @@ import equinox as eqx
 
 from ..base import validate
 from ..base.validate import Checked
-from ..core.estimator import Estimator, Problem
+from ..core.estimator import Estimator, Problem, SecondOrder
 from ..core.kernel import Kernel, Update, knows_coupled_transition
 from ..core.pair import PairSchedule
 from .covariance import Covariance
+from .covariance_hessian import CovarianceHessian
 from .mixing import LEAST_PAIRS
 from .paired import PairEstimator
 
@@ -40,6 +41,9 @@ class Stationary(Estimator):
       have no density (`Hamiltonian`).
     - `max_steps`: the most steps of a pair; `None` for 100,000, or ten times `burn_in +
       num_samples`. A pair that has not met by then makes the result NaN; `.run` says how many.
+
+    Where C applies there are second derivatives as well, by the cumulants of f and s across pairs:
+    `diffmh.hessian`, and `jax.hessian` itself.
 
     `num_samples` and `burn_in` decide about the variance only. A `burn_in` near the time that most
     pairs take to meet is a good choice: `.run` reports `meeting_time` and suggests one.
@@ -89,16 +93,12 @@ class Stationary(Estimator):
                 f"`Stationary(max_steps={self.max_steps})` must be at least `burn_in + num_samples`"
                 f" = {num_steps}."
             )
-        if not self.num_alternatives(kernel):
-            return
-        for update in kernel.updates():
-            if not knows_coupled_transition(update):
-                raise ValueError(
-                    f"`{self!r}`: the coupled step of `{update.name_in_messages}` has no decisions"
-                    " that are known, so the second chain cannot have alternatives: use"
-                    " `Stationary(alternatives=0)`, the covariance alone, if theta is in the"
-                    " target only."
-                )
+        if self.num_alternatives(kernel):
+            advice = (
+                "use `Stationary(alternatives=0)`, the covariance alone, if theta is in the target"
+                " only"
+            )
+            refuse_unknown_decisions(kernel, repr(self), advice)
 
     def refuse(self, kernel, num_parameters, lag):
         self.refuse_kernel(kernel, 0)
@@ -124,12 +124,53 @@ class Stationary(Estimator):
         # Fewer pairs make one fold, and there is no other to take β from: then D alone, or C alone
         # if no alternatives are followed.
         enough = not alternatives or problem.num_chains >= LEAST_PAIRS
-        return PairEstimator(schedule, alternatives, covariance and enough)
+        return PairEstimator(schedule, alternatives, covariance and enough, twice=covariance)
+
+    def second_order(self):
+        return StationaryHessian(self)
 
     def _unresolved(self, *_: Any) -> NoReturn:
         raise TypeError(f"`{self!r}` runs in the form that `resolve` gives it.")
 
     start = advance = observe = derivative = _unresolved  # pyright: ignore
+
+
+class StationaryHessian(SecondOrder):
+    """`Stationary`, and the equilibrium's second derivative by the cumulants of `Covariance()`,
+    averages H taking the place of a chain's: unbiased from any start, like C.
+    """
+
+    stationary: Stationary
+    differentiates_steps: ClassVar[bool] = True
+
+    @property
+    def first_order(self):
+        return self.stationary
+
+    def refuse_kernel(self, kernel, num_steps):
+        self.stationary.refuse_kernel(kernel, num_steps)
+
+    def refuse(self, kernel, num_parameters, lag):
+        self.stationary.refuse(kernel, num_parameters, lag)
+        reason = no_covariance(kernel, num_parameters, lag)
+        if reason is not None:
+            raise ValueError(
+                f"`{self.stationary!r}` has second derivatives where the covariance applies:"
+                f" {reason}"
+            )
+
+    def resolve(self, problem):
+        found = self.stationary.resolve(problem).second_order()
+        assert found is not None  # `refuse` has seen to it.
+        return found
+
+    def second_derivative(self, means, value):
+        return CovarianceHessian(Covariance()).second_derivative(means.moments, value)
+
+    def _unresolved(self, *_: Any) -> NoReturn:
+        raise TypeError(f"`{self!r}` runs in the form that `resolve` gives it.")
+
+    along = start = advance = observe = derivative = _unresolved  # pyright: ignore
 
 
 def schedule_of(problem: Problem, lag: int, max_steps: int | None) -> PairSchedule:
@@ -152,6 +193,16 @@ def refuse_that_stay_apart(kernel: Kernel, name: str) -> None:
             " which they meet: `Mixture(kernel, MetropolisHastings(log_density,"
             " GaussianWalk(...)))`."
         )
+
+
+def refuse_unknown_decisions(kernel: Kernel, name: str, advice: str) -> None:
+    """Refuse a kernel whose second chain cannot have alternatives."""
+    for update in kernel.updates():
+        if not knows_coupled_transition(update):
+            raise ValueError(
+                f"`{name}`: the coupled step of `{update.name_in_messages}` has no decisions that"
+                f" are known, so the second chain cannot have alternatives: {advice}."
+            )
 
 
 def _named(updates: tuple[Update, ...]) -> str:

@@ -18,13 +18,18 @@ from ..base.validate import Checked
 from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.decisions import Weights
-from ..core.estimator import Estimator
+from ..core.estimator import Estimator, Problem
 from ..core.kernel import Kernel
 from . import births, controls
 from .controls import Controlled, ControlledAverages
 from .mixing import LEAST_PAIRS
 from .paired import PairEstimator
-from .stationary import Stationary, no_covariance, schedule_of
+from .stationary import (
+    no_covariance,
+    refuse_that_stay_apart,
+    refuse_unknown_decisions,
+    schedule_of,
+)
 
 _WORDS = ("f", "covariance")
 # Above so many parameters births are followed instead of weights (`docs/benchmarks.md`).
@@ -33,6 +38,10 @@ MANY_PARAMETERS = 64
 # The default number of alternatives, and how many weights they may have together: beyond those,
 # carrying weights costs more than another alternative gains (`docs/speed.md`).
 _ALTERNATIVES, _MOST_WEIGHTS = 4, 64
+
+# Pairs of the control by the covariance run for at most this many steps, or this many times what
+# was asked for: a control that costs more is not worth its price.
+_MOST_STEPS, _TIMES = 10_000, 10
 
 
 class StochasticDerivative(Estimator):
@@ -55,7 +64,8 @@ class StochasticDerivative(Estimator):
       `lag`. `"covariance"` takes the variance of the covariance where that is smaller, and stays
       unbiased for the finite chain: `F + β(C − D)` of pairs of chains, with C and D as in
       `Stationary` and β from other pairs. It needs what `Covariance()` needs, chains that meet,
-      and at least 8 of them to have an effect; pairs run on until they have met.
+      and at least 8 of them to have an effect; pairs run on until they have met, for at most ten
+      times the steps that were asked for (or 10,000): then the derivative is NaN.
     - `births`: whether alternatives are followed by their births, with numbers for weights, and the
       density is differentiated once for each birth that is kept instead of at each step
       (`docs/benchmarks.md`): for very many parameters or outputs. `None`: above 64 parameters,
@@ -122,7 +132,9 @@ class StochasticDerivative(Estimator):
 
     def refuse_kernel(self, kernel, num_steps):
         if self.is_paired:
-            Stationary(alternatives=self.num_alternatives).refuse_kernel(kernel, num_steps)
+            name = "StochasticDerivative(control='covariance')"
+            refuse_that_stay_apart(kernel, name)
+            refuse_unknown_decisions(kernel, name, "leave `control` out")
 
     def with_alternatives(self, num_parameters: int) -> StochasticDerivative:
         """The same estimator with the default number of alternatives for this number of
@@ -148,7 +160,7 @@ class StochasticDerivative(Estimator):
         if self.is_paired:
             if problem.num_chains < LEAST_PAIRS:
                 return StochasticDerivative(alternatives=resolved.num_alternatives)
-            schedule = schedule_of(problem, 1, None)
+            schedule = schedule_of(problem, 1, _most_steps(problem))
             count = resolved.num_alternatives
             return PairEstimator(schedule, count, covariance=True, finite=True)
         many = self.births
@@ -242,3 +254,7 @@ class StochasticDerivative(Estimator):
 
     def derivative(self, means, value):
         return controls.controlled(means) if isinstance(means, ControlledAverages) else means
+
+
+def _most_steps(problem: Problem) -> int:
+    return max(_MOST_STEPS, _TIMES * (problem.burn_in + problem.num_samples))

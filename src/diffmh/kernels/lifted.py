@@ -142,12 +142,12 @@ class Lifted(Update):
         return State(x, self.update.start(parameters, self.part.of(x)).cache)
 
     def step(self, parameters, state, noise):
-        # A tangent that the update neither makes nor changes stays where it is, and is zero along
-        # the part: nothing else moves it.
-        moves = state.tangent is not None and self.update.moves_with_theta
-        tangent = self.part.of(state.tangent, 1) if moves else None
+        # Every update needs the part's tangent, whether it moves with θ itself or not: its accept
+        # probability depends on θ through where others have moved the chain.
+        tangent = None if state.tangent is None else self.part.of(state.tangent, 1)
+        moves = bool(jax.tree.leaves(tangent))
         inner = self.update.step(
-            parameters, State(self.part.of(state.x), state.cache, tangent), noise
+            parameters, State(self.part.of(state.x), state.cache, tangent if moves else None), noise
         )
         after = self._with(state, inner.after)
         tangent = self.part.put(state.tangent, inner.after.tangent, 1) if moves else state.tangent

@@ -26,6 +26,7 @@ def candidates(own: Estimator, num_parameters: int) -> list[Estimator]:
     if isinstance(own, StochasticDerivative):
         own = own.with_alternatives(num_parameters)
     tried = [StochasticDerivative(alternatives=count) for count in (1, 4, 16)]
+    tried.append(StochasticDerivative(alternatives=1, control="covariance"))
     tried += [Score(baseline="other chains"), Covariance()]
     return [own, *(estimator for estimator in tried if not eqx.tree_equal(estimator, own))]
 
@@ -165,10 +166,21 @@ def _largest_z(difference: Float[np.ndarray, "P F C"]) -> float:
     return float(scores[np.argmax(np.abs(scores))])
 
 
+def _assuming_equilibrium(rows: list[EstimatorRow]) -> EstimatorRow | None:
+    """The row of `Covariance()` beside `Stationary()`."""
+    # Whoever asks for the equilibrium from any start must not be sent to an estimator that supposes
+    # it: a bias within the error of these chains is not seen.
+    if not isinstance(rows[0].estimator, Stationary):
+        return None
+    return next((row for row in rows if isinstance(row.estimator, Covariance)), None)
+
+
 def _choose(rows: list[EstimatorRow], num_chains: int) -> tuple[EstimatorRow, str]:
     """The cheapest row that estimates the first row's quantity and agrees with it, and why."""
     own = rows[0]
     same = [row for row in rows if row.quantity == own.quantity and not abs(row.bias) > _BIAS]
+    assumes = _assuming_equilibrium(rows)
+    same = [row for row in same if row is not assumes]
     ranked = sorted(same, key=lambda row: row.cost)
     best = ranked[0]
     reason = f"{best.estimator}: the least variance × time for the derivative of the {own.quantity}"
@@ -181,6 +193,12 @@ def _choose(rows: list[EstimatorRow], num_chains: int) -> tuple[EstimatorRow, st
             f", within the noise of {num_chains} chains as good as {second.estimator}"
             if close
             else f", {ratio:.3g} times less than {second.estimator}"
+        )
+    if assumes is not None and math.isfinite(assumes.cost):
+        reason += (
+            f"; {assumes.estimator}, which is right only where the chains have reached equilibrium,"
+            f" has {assumes.cost / best.cost:.3g} times its variance × time, and differs here by"
+            f" {abs(assumes.bias):.1f} σ"
         )
     for row in rows:
         if row.quantity == own.quantity or not math.isfinite(row.cost):

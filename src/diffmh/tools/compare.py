@@ -16,15 +16,17 @@ def compare(
     expectation: Checked[Differentiable], theta: PyTree, key: Checked[Key[Array, ""]], *args: Any
 ) -> Comparison:
     """Runs several estimators on the same chains, and says which costs least: the one in use,
-    `StochasticDerivative` with some numbers of alternatives, `Score` and `Covariance`, where they
-    apply.
+    `StochasticDerivative` with some numbers of alternatives and with the control by the covariance,
+    `Score` and `Covariance`, where they apply.
 
     For each: value, gradient ± error over the chains, seconds per run, variance × time and how far
     its gradient lies from that of the estimator in use, chain by chain. The variance that a given
     time buys is in proportion to variance × time, so the least is recommended, among estimators of
     the quantity that was asked for: `StochasticDerivative` and `Score` estimate the derivative of
     the finite chain, `Covariance` and `Stationary` that of its equilibrium. One whose gradient
-    differs from that in use by more than four standard errors is not recommended.
+    differs from that in use by more than four standard errors is not recommended. Where
+    `Stationary` is in use, `Covariance` is shown and not recommended: it is right only if the
+    chains have reached equilibrium, and a bias within their error is not seen.
 
     **Arguments**: what `diffmh.expectation` or `diffmh.compose` returned, and those of its `.run`.
     Each estimator is compiled once and run four times.

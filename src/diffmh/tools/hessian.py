@@ -158,14 +158,15 @@ def hessian(
         ∂_ij E f = κ₃(f, s_i, s_j) + Cov(f, ∂_j s_i) + Cov(∂_i f, s_j) + Cov(∂_j f, s_i) + E ∂_ij f
 
     with `s = ∂_θ log g` and κ₃ the third joint cumulant. For chains every product of expectations
-    is taken over different chains, which makes it unbiased once they have forgotten their start;
-    sums are kept, not paths, so memory does not grow with `num_samples`. For draws it is the
-    derivative of the reweighted average.
+    is taken over different chains, which makes it unbiased once they have forgotten their start,
+    and by `Stationary()` from any start; sums are kept, not paths, so memory does not grow with
+    `num_samples`. For draws it is the derivative of the reweighted average.
 
     **Arguments**
 
     - `expectation`: what `diffmh.expectation(..., estimator=Covariance())` returns, with at least 3
-      chains; or what `diffmh.from_draws` returns, which is called without a key.
+      chains, or by `Stationary()`, from any start; or what `diffmh.from_draws` returns, which is
+      called without a key.
 
     **Returns** an object that is called like `expectation` and gives what `jax.hessian` would: at
     each of f's leaves a pytree like theta of pytrees like theta. `.run` gives a report with errors,
@@ -189,16 +190,19 @@ def hessian(
     where = "hessian(expectation)"
     if not isinstance(expectation, Expectation):
         raise TypeError(
-            f"`{where}` takes what `diffmh.expectation(..., estimator=Covariance())` or"
+            f"`{where}` takes what `diffmh.expectation(..., estimator=Covariance())` (or"
+            " `Stationary()`) or"
             f" `diffmh.from_draws` returns, got {expectation!r}."
         )
     estimator = expectation.simulation.estimator
-    if not isinstance(estimator.second_order(), SecondOrder):
+    second = estimator.second_order()
+    if not isinstance(second, SecondOrder):
         raise ValueError(
             f"`{where}`: {type(estimator).__name__} has no second derivative. At equilibrium there"
-            " is one: make the expectation with `estimator=diffmh.Covariance()`, or take"
-            " `diffmh.from_draws`."
+            " is one: make the expectation with `estimator=diffmh.Covariance()` or"
+            " `diffmh.Stationary()`, or take `diffmh.from_draws`."
         )
+    second.refuse(expectation.simulation.kernel, 1, expectation.simulation.lag)
     if expectation.num_chains < 3:
         raise ValueError(
             f"`{where}` takes products of the means of three different chains: it needs"
