@@ -84,11 +84,10 @@ class Covariance(Estimator):
         if set(densities) != {id(first.density_identity)}:
             raise ValueError(
                 "`Covariance()` needs one density that the chain leaves invariant, and the kernels"
-                " that were put together have different ones: give each the same `log_density`"
+                " that were put together have different ones. Give each the same `log_density`"
                 " function, made once and not by a `Sweep` for each site; for an `Update` of your"
-                " own let `density_identity` return what they share; or use"
-                " `StochasticDerivative()`, which a `Schedule`, whose stages have no equilibrium in"
-                " common, needs anyway."
+                " own let `density_identity` return that function. Or use `StochasticDerivative()`;"
+                " a `Schedule` needs it, because its stages have no equilibrium in common."
             )
         if lag:
             raise ValueError(

@@ -133,7 +133,7 @@ class Sweep(Kernel):
     step: a systematic sweep over sites, compiled once for all of them.
 
     `kernel_at(site)` makes the kernel of a site, a traced integer; all sites must have kernels of
-    one form. Their densities may differ, as those that add up only the terms of one site do.
+    one form. Their densities may differ; for example, each may contain only the terms of its site.
 
     Refused: kernels whose number of parts depends on the site.
 

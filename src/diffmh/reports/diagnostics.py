@@ -290,8 +290,8 @@ def diagnose(outcome: Outcome) -> Diagnosis:
 def _of_stretches(
     outcome: Outcome, counts: Counts, means: Float[np.ndarray, "F C"], has_slots: bool
 ) -> dict[str, Any]:
-    """The diagnostics that compare parts of a chain with each other. Pairs of chains, which stop by
-    themselves, are compared with each other alone: these say nothing of them.
+    """The diagnostics that compare parts of a chain with each other. They do not apply to the pairs
+    of chains of `Stationary`, which stop by themselves.
     """
     watch = outcome.watch
     assert isinstance(watch, Watch)

@@ -133,7 +133,7 @@ def _work(program: Program, copies: Callable[[Variable], int]) -> int:
 
 def _over_least(variance: dict[str, Any]) -> dict[str, float]:
     """The median over parameters and results of each estimator's variance over the smallest.
-    Up to rounding, a variance of zero beats all others.
+    A variance that is zero up to rounding counts as the smallest.
     """
     # Ratios, as parameters and results have units of their own.
     least = functools.reduce(np.minimum, variance.values())

@@ -311,8 +311,9 @@ class Combined(Estimator):
 
 
 class Fitted(Estimator):
-    """The score with a multiple of itself as control variate, fitted on other replicates. Used for
-    `Combined` if alternatives are not worth their time.
+    """The estimate by the score, with a fitted baseline: it subtracts a multiple of the score,
+    whose mean is zero, with a coefficient fitted on other replicates. `Combined` uses it if
+    alternatives are not worth their time.
     """
 
     def find(self, runs: Runs) -> Found:

@@ -304,7 +304,7 @@ def _num_draws(x: PyTree) -> int:
 
 
 def _log_prob(proposal, key, pairs, name) -> Trial:
-    """Draws from x and from y against the claimed densities of both; and draws from each against a
+    """Compare draws from x and from y with the densities that `log_prob` claims, and with a
     density that we know: a normal one fitted to them, or, on finitely many states, counts.
     """
     p_values: list[float] = []
