@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..adapters.posterior import OfModel
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..core.admission import Unflatten
@@ -216,6 +217,8 @@ def from_draws(
     _check_control(control, degree, unconstrained)
     _refuse_together(at=at, weights=weights, control=control)
     given = read(draws)
+    if state is None:
+        _refuse_sites(log_density, given)
     arrays = arrays_of(given)
     refuse_unless_draws(arrays)
     if state is not None:
@@ -229,6 +232,17 @@ def from_draws(
     at = None if at is None else checked_at(at)
     weights = None if weights is None else checked_weights(weights, arrays)
     return FromDraws(f, log_density, arrays, at, weights, given.sampler(), control, degree)
+
+
+def _refuse_sites(log_density: Any, given: GivenDraws) -> None:
+    """A posterior's density of sites on their supports is another number, not an error."""
+    if given.of_model and isinstance(getattr(log_density, "__self__", None), OfModel):
+        raise ValueError(
+            "`from_draws(f, posterior.log_density, draws)`: this density takes unconstrained"
+            " states, and the draws are the sites of a model: pass"
+            " `state=lambda sites: posterior.unconstrain(posterior.theta, sites)`, or"
+            " `draws.unconstrained_posterior` of `posterior.sample`; or use `diffmh.sensitivity`."
+        )
 
 
 def _refuse_together(**given: Any) -> None:
