@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ def continuous(function: Checked[T]) -> T:
 
 
 def _vouched(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
     def wrapped(*arguments: Any, **options: Any) -> Any:
         arrays, rest = eqx.partition((arguments, options), eqx.is_array_like)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,15 +12,17 @@ import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from .._compose import OverDraws
 from ..adapters.posterior import OfModel
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..core.admission import Unflatten
 from ..core.autodiff import not_differentiable
 from ..estimators.stein import refuse_unless_continuous
-from ..reports.report import Report
+from ..reports.report import Report, RunChains
+from .composed_draws import ComposedDraws
 from .curve import Curve, curve_of
-from .draw_averages import AtDraws, evaluate, summary
+from .draw_averages import AtDraws, evaluate, run_of_draws, summary
 from .draw_controls import Coordinates
 from .examination import Examinations, one_draw
 from .intake import (
@@ -31,10 +34,10 @@ from .intake import (
     refuse_unless_draws,
 )
 from .reweighting import Reweighted, as_function, checked_at, refuse_another_form
-from .weighted_report import weighted_report
+from .weighted_report import weighted_report, weighted_run
 
 
-class FromDraws(eqx.Module):
+class FromDraws(OverDraws):
     """`E[f(θ, x)]` over draws of `x`, and its derivative; made by `diffmh.from_draws`."""
 
     f: Callable[..., PyTree]
@@ -88,8 +91,23 @@ class FromDraws(eqx.Module):
     def summarised(self, at: AtDraws, theta: PyTree, *args: Any) -> Report:
         """The report of what `at_draws` found."""
         form = self.examinations.of(self.f, self.log_density, theta, self.draws, args).form
-        notes, doubts = tuple(self.sampler.notes()), tuple(self.sampler.warnings())
-        return summary(at, theta, form, notes, doubts)
+        return summary(at, theta, form, *self._lines())
+
+    def run_chains(self, theta: PyTree, *args: Any, batches: int | None = None) -> RunChains:
+        """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
+        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        if self.at is not None:
+            refuse_another_form(theta, self.at)
+            return weighted_run(self.reweighted(theta, args), theta, found, batches)
+        at = self.at_draws(theta, *args)
+        return run_of_draws(at, theta, found.form, *self._lines(), batches)
+
+    def composed(self, phi, averages):
+        return ComposedDraws.of(phi, averages)
+
+    def _lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the sampler has for notes and warnings."""
+        return tuple(self.sampler.notes()), tuple(self.sampler.warnings())
 
     def at_draws(self, theta: PyTree, *args: Any) -> AtDraws:
         """f, score and f's own derivative at each draw, with the control variates, if wanted."""
@@ -236,7 +254,8 @@ def from_draws(
 
 def _refuse_sites(log_density: Any, given: GivenDraws) -> None:
     """A posterior's density of sites on their supports is another number, not an error."""
-    if given.of_model and isinstance(getattr(log_density, "__self__", None), OfModel):
+    function = inspect.unwrap(log_density)
+    if given.of_model and isinstance(getattr(function, "__self__", None), OfModel):
         raise ValueError(
             "`from_draws(f, posterior.log_density, draws)`: this density takes unconstrained"
             " states, and the draws are the sites of a model: pass"
