@@ -167,6 +167,9 @@ def test_sites_for_a_density_of_states_are_refused(posterior, mcmc, sampled):
             diffmh.from_draws(at_state, posterior.log_density, draws)
     with pytest.raises(ValueError, match="takes unconstrained"):
         diffmh.evidence(posterior.log_density, sampled, at=posterior.theta)
+    vouched = diffmh.continuous(posterior)
+    with pytest.raises(ValueError, match="takes unconstrained"):
+        diffmh.from_draws(at_state, vouched.log_density, sampled)
     free = diffmh.from_draws(at_state, posterior.log_density, sampled.unconstrained_posterior)
     to_state = lambda sites: posterior.unconstrain(posterior.theta, sites)
     made = diffmh.from_draws(at_state, posterior.log_density, sampled, state=to_state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -48,7 +47,6 @@ def continuous(function: Checked[T]) -> T:
 
 
 def _vouched(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def wrapped(*arguments: Any, **options: Any) -> Any:
         arrays, rest = eqx.partition((arguments, options), eqx.is_array_like)
 
@@ -60,4 +58,5 @@ def _vouched(function: Callable[..., Any]) -> Callable[..., Any]:
         inside.__name__ = compat.VOUCHED
         return jax.jit(inside)(arrays)
 
+    wrapped.vouched_for = function  # pyright: ignore[reportFunctionMemberAccess]
     return wrapped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -254,7 +253,7 @@ def from_draws(
 
 def _refuse_sites(log_density: Any, given: GivenDraws) -> None:
     """A posterior's density of sites on their supports is another number, not an error."""
-    function = inspect.unwrap(log_density)
+    function = getattr(log_density, "vouched_for", log_density)
     if given.of_model and isinstance(getattr(function, "__self__", None), OfModel):
         raise ValueError(
             "`from_draws(f, posterior.log_density, draws)`: this density takes unconstrained"
