@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from .._compose import OverDraws
 from ..adapters.posterior import OfModel
+from ..analysis import Jump
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..core.admission import Unflatten
@@ -113,9 +114,8 @@ class FromDraws(OverDraws):
         found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
         controlled = self.control is not None
         if controlled:
-            density = lambda theta, x: self.log_density(theta, x, *args)
             # Integration by parts loses the boundary terms of a jump.
-            refuse_unless_continuous(density, theta, one_draw(self.draws))
+            refuse_unless_continuous(lambda: self.jumps_in_x(theta, *args), one_draw(self.draws))
         parts = evaluate(
             self.f, self.log_density, theta, self.draws, args, found.explicit, controlled
         )
@@ -125,6 +125,10 @@ class FromDraws(OverDraws):
             return made
         at = Coordinates(*(part.reshape(-1, part.shape[-1]) for part in coordinates))
         return made.controlled(at, self.degree)
+
+    def jumps_in_x(self, theta: PyTree, *args: Any) -> list[Jump]:
+        """The places where the density may jump in continuous x, wherever they are."""
+        return self.examinations.jumps_in_x(self.log_density, theta, self.draws, args)
 
     def reweighted(self, theta: PyTree, args: tuple[Any, ...]) -> Reweighted:
         """The draws with their weights; all the same if nobody said where they were made."""

@@ -35,20 +35,29 @@ def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
             " were made, or sample anew."
         )
     form = jax.eval_shape(posterior.init, jax.random.key(0))
-    sites = jax.eval_shape(posterior.constrain, posterior.theta, form)
+    if given.sites is None or given.marked:
+        return _of_states(posterior, given, form, where)
+    known = jax.eval_shape(posterior.constrain, posterior.theta, form)
     latent = jax.eval_shape(posterior.log_prior_by_site, posterior.theta, form)
-    expected = _shapes({name: sites[name] for name in latent})
-    if _has_states(given, expected):
-        named = _by_name(given.states, _shapes(form), where)
-        states = _matched(named, _shapes(form), where, given.stacked)
-        if given.stacked:
-            refuse_draws_first(states, where)
-        _refuse_other_values(posterior, states, form, where)
-    else:
-        found = _matched(_by_name(given.sites, expected, where), expected, where)
-        _refuse_other_values(posterior, found, form, where)
-        free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
-        states = free(_typed(found, {name: sites[name] for name in latent}))
+    sites = {name: known[name] for name in latent}
+    # A group of states of somebody else's may come from another transform: sites are preferred to
+    # it if they are all there.
+    if given.states is not None and not all(name in given.sites for name in sites):
+        return _of_states(posterior, given, form, where)
+    found = _matched(_by_name(given.sites, _shapes(sites), where), _shapes(sites), where)
+    _refuse_other_values(posterior, found, form, where)
+    free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
+    states = free(_typed(found, sites))
+    _refuse_infinite(states, where)
+    return _typed(states, form)
+
+
+def _of_states(posterior: Posterior, given: GivenDraws, form: Any, where: str) -> PyTree:
+    named = _by_name(given.states, _shapes(form), where)
+    states = _matched(named, _shapes(form), where, given.stacked)
+    if given.stacked:
+        refuse_draws_first(states, where)
+    _refuse_other_values(posterior, states, form, where)
     _refuse_infinite(states, where)
     return _typed(states, form)
 
@@ -74,15 +83,6 @@ def weights_between(made_by: Posterior, wanted: Posterior, states: PyTree) -> np
             " this model."
         )
     return np.exp(found - found.max())
-
-
-def _has_states(given: GivenDraws, expected: Shapes) -> bool:
-    """True if the states are to be taken. Those of a group of somebody else's may come from another
-    transform: sites are preferred to them if they are all there.
-    """
-    if given.states is None or given.sites is None or given.marked:
-        return given.states is not None
-    return not all(name in given.sites for name in expected)
 
 
 def _refuse_other_values(
@@ -205,7 +205,7 @@ def _assembled(
 
 def _refuse_infinite(states: Mapping[str, Any], where: str) -> None:
     for name, array in states.items():
-        if not bool(jnp.all(jnp.isfinite(array))):
+        if not np.all(np.isfinite(array)):
             raise ValueError(
                 f"`{where}`: some draws of {name!r} are not finite, or lie outside or on the"
                 " boundary of its support, where no unconstrained state is. Draws must be of the"

@@ -200,24 +200,18 @@ def _from_draws(problem: WithPowers, states: PyTree, weights: Any) -> FromDraws:
     """The only place where `sensitivity` makes means of draws: with Stein's control variates where
     their conditions hold.
     """
-    control = "stein" if weights is None and _suits_stein(problem, states) else None
-    return from_draws(
-        problem.values,
-        problem.log_density,
-        states,
-        weights=weights,
-        control=control,
-        unconstrained=True,
-    )
+    made = from_draws(problem.values, problem.log_density, states, weights=weights)
+    if weights is None and _suits_stein(made, problem.theta):
+        return dataclasses.replace(made, control="stein")
+    return made
 
 
-def _suits_stein(problem: WithPowers, states: PyTree) -> bool:
+def _suits_stein(made: FromDraws, theta: PyTree) -> bool:
     """True if the density is proved continuous in the real coordinates, which the adapters have
     made unconstrained, and every one of them has a mean: then `g ∇φ → 0` for φ of degree 3.
     """
-    part, _ = stein.continuous_part(states)
-    x = one_draw(states)
-    if stein.dimension(x) == 0 or stein.jumps_in_x(problem.log_density, problem.theta, x):
+    part, _ = stein.continuous_part(made.draws)
+    if stein.dimension(one_draw(made.draws)) == 0 or made.jumps_in_x(trees.strong(theta)):
         return False
     for leaf in map(np.asarray, jax.tree.leaves(part)):
         for column in leaf.reshape(-1, math.prod(leaf.shape[2:])).T:
