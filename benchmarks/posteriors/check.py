@@ -29,6 +29,7 @@ import diffmh
 from diffmh.tools.intake import read
 from diffmh.tools.intake_sites import states_of
 from diffmh.tools.powers import WithPowers
+from diffmh.tools.sensitivity import _from_draws
 
 FILE = pathlib.Path(__file__).parent / "references.json"
 
@@ -56,12 +57,13 @@ def z_scores(made: diffmh.Sensitivity, rows: list[dict]) -> dict[tuple[str, str]
 
 def gains_of_stein(posterior: diffmh.Posterior, case: Case, draws: Any) -> list[float]:
     """For each derivative the variance over batches of the plain covariance, over that with the
-    control variates that `sensitivity` has.
+    control variates that `sensitivity` has; none where it has none.
     """
     problem = WithPowers(posterior, case.f, None)
     states = states_of(posterior, read(draws), "draws")
-    stein = {"control": "stein", "unconstrained": True}
-    over = diffmh.from_draws(problem.values, problem.log_density, states, **stein)
+    over = _from_draws(problem, states, None)
+    if over.control is None:
+        return []
     controlled = over.at_draws(problem.theta)
     plain = dataclasses.replace(controlled, control=None)
     spread = [np.var(one.batches(10)[1], axis=-1).ravel() for one in (plain, controlled)]
@@ -118,7 +120,7 @@ def main() -> None:
             f"  CPU: first {found['first']:.1f} s, sample {found['sample']:.1f} s,"
             f" ratio {found['ratio']:.2f}  divergences {found['diverging']}"
             f"  depth {found['depth']}  Stein {min(found['gains'], default=math.nan):.2f} least,"
-            f" {np.median(found['gains']):.1f} median  {found['worst']}",
+            f" {np.median(found['gains'] or math.nan):.1f} median  {found['worst']}",
             flush=True,
         )
     print(f"unmarked rows: {unmarked} of {rows}, {unmarked / rows:.0%} (goal ≥ 90 %)")
