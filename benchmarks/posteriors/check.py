@@ -124,6 +124,8 @@ def main() -> None:
             flush=True,
         )
     print(f"unmarked rows: {unmarked} of {rows}, {unmarked / rows:.0%} (goal ≥ 90 %)")
+    if not gains:
+        return
     print(f"Stein's gain: least {min(gains):.2f} (goal ≥ 0.9), median {np.median(gains):.1f} (≥ 3)")
 
 
