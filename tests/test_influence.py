@@ -146,6 +146,45 @@ def test_it_is_a_table(table):
     assert len(figure.axes) == 2
 
 
+def test_weighted_draws(posterior):
+    """Draws of N(m, 2v) with the weights that make them the posterior's."""
+    z = jax.random.normal(jax.random.key(3), (4, 4_000))
+    drawn = {"mean": MEAN + (2 * VARIANCE) ** 0.5 * z}
+    found = diffmh.influence(posterior, mean_and_square, drawn, weights=jnp.exp(-0.5 * z**2))
+    for row in found["mean"]:
+        right = VARIANCE * (Y[int(row.observation[2:-1])] - MEAN)
+        assert abs(row.influence - right) < 4 * row.error
+    np.testing.assert_allclose(found.variances[0].posterior, VARIANCE, rtol=0.05)
+    plain = diffmh.influence(posterior, mean_and_square, drawn)
+    assert abs(plain["y[3]"][0].influence - OF_FOURTH) > 8 * plain["y[3]"][0].error
+
+
+def test_draws_in_any_form(posterior):
+    """States of our own chains, which are log σ and not σ; and a name that is missing."""
+
+    def spread(y, scale):
+        noise = numpyro.sample("noise", dist.LogNormal(0.0, scale))
+        numpyro.sample("y", dist.Normal(0.0, noise), obs=y)
+
+    made = diffmh.from_numpyro(spread, jnp.asarray(Y), theta={"scale": 1.0})
+    chains = {"init": made.init, "num_samples": 200, "num_chains": 4, "burn_in": 50}
+    tree = diffmh.sample(made.kernel(), made.theta, jax.random.key(1), **chains)
+    noise = {"noise": np.exp(tree.posterior["noise"].values)}
+    f = lambda theta, sites: sites["noise"]
+    one, other = (diffmh.influence(made, f, draws) for draws in (tree, noise))
+    pairs = zip(one.rows, other.rows, strict=True)
+    assert all(abs(a.influence - b.influence) < 1e-4 for a, b in pairs)
+    with pytest.raises(ValueError, match=r"`influence\(draws=...\)` does not fit the posterior"):
+        diffmh.influence(posterior, mean_and_square, {"mu": jnp.ones((4, 50))})
+
+
+def test_one_observation_has_no_jackknife(draws):
+    one = diffmh.from_numpyro(model, jnp.float32(0.3), theta={"scale": 2.0})
+    found = diffmh.influence(one, mean_and_square, draws)
+    assert np.isnan(found.variances[0].jackknife)
+    assert "no infinitesimal jackknife of a single observation" in str(found)
+
+
 def test_refusals(posterior, draws):
     with pytest.raises(TypeError, match="`posterior`"):
         diffmh.influence(model, mean_and_square, draws)  # pyright: ignore

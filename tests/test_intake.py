@@ -113,17 +113,85 @@ def test_inference_data(posterior, sites, table):
 
 
 def test_unconstrained_states_are_taken_as_they_are(posterior, sites, table):
-    """The group of PyMC and of `posterior.sample`; and our own `sample`, which knows no sites."""
+    """A group of somebody else's, which counts only where sites are missing."""
     free = jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one)))(sites)
     free = {name: np.asarray(array) for name, array in free.items()}
     tree = tree_of({"mu": sites["mu"]}, unconstrained_posterior=free)
     same(table, diffmh.sensitivity(posterior, f, draws=tree))
-    ours = tree_of(free)
-    ours["posterior"].attrs["inference_library"] = "diffmh"
-    same(table, diffmh.sensitivity(posterior, f, draws=ours))
+    other = {**free, "sigma": 2 * free["sigma"]}  # of another transform
+    tree = tree_of(sites, unconstrained_posterior=other)
+    same(table, diffmh.sensitivity(posterior, f, draws=tree))
     # Taken for sites, log σ would be an impossible or another σ.
     with pytest.raises(ValueError, match="boundary of its support"):
         diffmh.sensitivity(posterior, f, draws=free)
+
+
+@pytest.fixture(scope="module")
+def sampled(posterior):
+    return posterior.sample(KEY, num_warmup=20, num_samples=40)
+
+
+def test_trees_of_our_own_say_what_they_hold(posterior, sampled, tmp_path):
+    """A group by itself, in memory or in a file, is of sites or of states, and knows which."""
+    wanted = diffmh.sensitivity(posterior, f, draws=sampled)
+    sites, free = sampled.posterior, sampled.unconstrained_posterior
+    alone = xarray.DataTree.from_dict({"/posterior": sites.to_dataset()})
+    alone.to_netcdf(tmp_path / "sites.nc", engine="h5netcdf")
+    forms = (sites, alone, tmp_path / "sites.nc", sites.to_dataset(), free, free.to_dataset())
+    for draws in forms:
+        same(wanted, diffmh.sensitivity(posterior, f, draws=draws), rtol=1e-4)
+    chains = {"init": posterior.init, "num_samples": 40, "num_chains": 4}
+    walk = diffmh.sample(posterior.kernel(), posterior.theta, KEY, **chains)
+    wanted = diffmh.sensitivity(posterior, f, draws=walk)
+    same(wanted, diffmh.sensitivity(posterior, f, draws=walk.posterior))
+    states = jax.vmap(jax.vmap(lambda x: posterior.constrain(posterior.theta, x)))
+    x = {name: jnp.asarray(walk.posterior[name].values) for name in posterior.init(KEY)}
+    same(wanted, diffmh.sensitivity(posterior, f, draws=states(x)), rtol=1e-4)
+
+
+def test_draws_at_other_hyperparameters_are_seen(sampled):
+    there = diffmh.from_numpyro(model, theta={"scale": 2.5})
+    with pytest.raises(ValueError, match=r"made at the hyperparameters \{'scale': 2.0\}, not"):
+        diffmh.sensitivity(there, f, draws=sampled)
+    with pytest.raises(ValueError, match="made at the hyperparameters"):
+        diffmh.influence(there, f, sampled)
+    found = diffmh.sensitivity(there, f, draws=sampled, at={"scale": 2.0})
+    assert "weighted draws" in str(found)
+
+
+def test_sites_for_a_density_of_states_are_refused(posterior, mcmc, sampled):
+    """`posterior.log_density` of sites would be another number, not an error."""
+    at_state = lambda theta, x: x["mu"]
+    for draws in (mcmc, sampled, sampled.posterior):
+        with pytest.raises(ValueError, match="takes unconstrained"):
+            diffmh.from_draws(at_state, posterior.log_density, draws)
+    with pytest.raises(ValueError, match="takes unconstrained"):
+        diffmh.evidence(posterior.log_density, sampled, at=posterior.theta)
+    vouched = diffmh.continuous(posterior)
+    with pytest.raises(ValueError, match="takes unconstrained"):
+        diffmh.from_draws(at_state, vouched.log_density, sampled)
+    free = diffmh.from_draws(at_state, posterior.log_density, sampled.unconstrained_posterior)
+    to_state = lambda sites: posterior.unconstrain(posterior.theta, sites)
+    made = diffmh.from_draws(at_state, posterior.log_density, sampled, state=to_state)
+    one, other = (e.run(posterior.theta).gradient["scale"] for e in (free, made))
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+def labelled(y, share):
+    kind = numpyro.sample("kind", dist.Categorical(jnp.array([share, 0.9 - share, 0.1])))
+    numpyro.sample("y", dist.Normal(jnp.array([-1.0, 0.0, 1.0])[kind], 1.0), obs=y)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 0.5])
+def test_labels_that_count_from_one_are_refused(shift):
+    mixture = diffmh.from_numpyro(labelled, 0.3, theta={"share": 0.4})
+    labels = np.arange(300).reshape(3, 100) % 3
+    kind = lambda theta, sites: sites["kind"]
+    if shift == 0:
+        assert len(diffmh.sensitivity(mixture, kind, draws={"kind": labels})) == 3
+        return
+    with pytest.raises(ValueError, match=r"'kind' has the values 0, ..., 2 in the model, got"):
+        diffmh.sensitivity(mixture, kind, draws={"kind": labels + shift})
 
 
 class States(NamedTuple):

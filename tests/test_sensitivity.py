@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -297,6 +299,67 @@ def test_weights_reach_every_statistic(posterior):
         assert row.trusted and abs(row.derivative - exact(name)["scale"]) < 4 * row.error, row
 
 
+WEIGHTED = ("none", "weights", "at")
+ABOVE = 1.1
+
+
+@pytest.mark.parametrize("weighted", WEIGHTED)
+@pytest.mark.parametrize("form", ["sites", "states", "thinned"])
+@pytest.mark.parametrize("predicts", [False, True])
+def test_options_together(posterior, weighted, form, predicts):
+    """Every statistic against its closed form, with every way to weigh and to pass draws."""
+    there = ABOVE * SCALE if weighted != "none" else SCALE
+    precision = 1 / there**2 + len(Y)
+    x = jnp.sum(Y) / precision + jax.random.normal(KEY, (4, 4_000)) / precision**0.5
+    if form == "thinned":
+        x = jnp.repeat(x, 3, axis=1)[:, ::3]
+    f, how = mean_of, {}
+    if predicts:
+        f = lambda theta, sites, key: {"mean": sites["mean"] + jax.random.normal(key)}
+        how["key"] = KEY
+    if weighted == "weights":
+        how["weights"] = np.exp(-0.5 * (1 / SCALE**2 - 1 / there**2) * np.asarray(x) ** 2)
+    if weighted == "at":
+        how["at"] = {"scale": there}
+    draws: Any = types.SimpleNamespace(position={"mean": x}) if form == "states" else {"mean": x}
+    found = diffmh.sensitivity(
+        posterior, f, draws=draws, quantities=STATISTICS, prior="mean", **how
+    )
+    for name in STATISTICS:
+        for hyperparameter, truth in exact(name, noise=float(predicts)).items():
+            row = found[named(name, "mean"), hyperparameter]
+            assert row.trusted and abs(row.derivative - truth) < 4 * row.error, row
+
+
+def test_draws_at_another_theta_need_their_weights(posterior):
+    """The mistake that `at` mends would be seen."""
+    precision = 1 / (3 * SCALE) ** 2 + len(Y)
+    x = jnp.sum(Y) / precision + jax.random.normal(KEY, (4, 8_000)) / precision**0.5
+    fourth = lambda theta, sites: sites["mean"] ** 4
+    wrong = diffmh.sensitivity(posterior, fourth, draws={"mean": x})["f", "scale"]
+    right = diffmh.sensitivity(posterior, fourth, draws={"mean": x}, at={"scale": 3 * SCALE})
+    slope = jax.grad(
+        lambda s: sum(
+            c * statistic("mean")(s, 1.0, 1.0) ** m * statistic("sd")(s, 1.0, 1.0) ** (4 - m)
+            for m, c in ((4, 1), (2, 6), (0, 3))
+        )
+    )(SCALE)
+    row = right["f", "scale"]
+    assert abs(row.derivative - slope) < 4 * row.error
+    assert abs(wrong.derivative - slope) > 8 * wrong.error
+
+
+def test_a_table_without_rows_and_places_of_numpy(table):
+    assert table[np.int64(1)] is table.rows[1]
+    with pytest.raises(ValueError, match="the table has no rows"):
+        diffmh.plots.sensitivity(table[:0])
+
+
+def test_health_is_judged_where_rows_are_marked_for_another_reason(posterior):
+    many = marks(posterior, with_divergences(50))
+    assert "effective draws at least inf" not in str(many)
+
+
 def with_divergences(count: int):
     import arviz_base
 
@@ -414,6 +477,16 @@ def test_an_adapted_kernel(posterior):
     assert abs(row.derivative - exact("mean")["scale"]) < 4 * row.error, row
 
 
+def test_stein_needs_no_declaration_along_our_own_chains(posterior):
+    stein = diffmh.Covariance(control="stein")
+    kernel = posterior.kernel(1.0)
+    found = diffmh.sensitivity(posterior, mean_of, KEY, kernel=kernel, estimator=stein, **LENGTH)
+    row = found["mean", "scale"]
+    assert abs(row.derivative - exact("mean")["scale"]) < 4 * row.error + 1e-4, row
+    with pytest.raises(TypeError, match=r"call it, `kernel=posterior.kernel\(\)`"):
+        diffmh.sensitivity(posterior, mean_of, KEY, kernel=posterior.kernel, num_samples=10)
+
+
 def test_a_kernel_of_another_density(posterior):
     own = diffmh.Langevin(lambda theta, x: posterior.log_density(theta, x), 0.7)
     with pytest.raises(ValueError, match="another log density than the posterior"):
@@ -425,8 +498,15 @@ def test_a_kernel_of_another_density(posterior):
     [
         ({}, "either a `key`"),
         ({"key": KEY, "draws": {"mean": jnp.ones((4, 20))}}, "got both"),
-        ({"key": KEY, "weights": jnp.ones(3)}, "weights of `draws`"),
+        ({"key": KEY, "weights": jnp.ones(3)}, "for `draws`, which"),
         ({"draws": {"mean": jnp.ones((4, 20))}, "num_samples": 3}, "no use for .'num_samples'"),
+        ({"key": KEY, "at": {"scale": 3.0}}, "for `draws`, which"),
+        ({"key": {"mean": 1.0}}, "passed by name, `draws=...`"),
+        (
+            {"draws": {"mean": jnp.ones((4, 20))}, "at": {"scale": 1.0}, "weights": jnp.ones(3)},
+            "one of `at`",
+        ),
+        ({"draws": {"mean": jnp.ones((4, 20))}, "at": {"scales": 1.0}}, "names and shapes of"),
         ({"key": KEY, "kernel": 3, "num_samples": 3}, "`kernel` must be a function"),
         ({"key": KEY, "kernel": lambda density: None, "quantities": "sd"}, "keeps no draws"),
         ({"key": KEY, "burn_in": 3}, "pass their length"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -57,33 +59,7 @@ class Composition(Differentiable):
     def run_chains(self, theta, key=None, *args, course=None):
         # Chain c of every expectation goes into pseudo-value c: errors are over chains too.
         runs = [e.run_chains(theta, key, *args, course=course) for e, key in self._with_keys(key)]
-        theta = runs[0].theta
-        means = tuple(run.unflatten(run.value) for run in runs)
-
-        def one_chain():
-            return jax.tree.map(lambda leaf: leaf[0], pseudo_values(self.phi, theta, means))
-
-        def flat(theta, means):
-            return jax.vmap(flatten, out_axes=-1)(pseudo_values(self.phi, theta, means))
-
-        # Both are the chain rule ∂φ/∂θ + Σ ∂φ/∂m · dm/dθ; what differs is which factor is
-        # multiplied first.
-        many = ravel_pytree(theta)[0].size > _MANY_PARAMETERS
-        value, jacobian = (_backward if many else _forward)(flat, theta, means, runs)
-
-        def of_all(name):
-            return tuple(dict.fromkeys(x for run in runs for x in getattr(run, name)))
-
-        return RunChains(
-            Unflatten.of(jax.eval_shape(one_chain)),
-            theta,
-            value,
-            jacobian,
-            tuple(outcome for run in runs for outcome in run.outcomes),
-            of_all("jumps"),
-            of_all("notes"),
-            of_all("warnings"),
-        )
+        return composed_chains(self.phi, runs)
 
     @property
     def mesh(self):
@@ -95,6 +71,45 @@ class Composition(Differentiable):
         count = len(self.expectations)
         keys = [key] if count == 1 else jax.random.split(key, count)
         return list(zip(self.expectations, keys, strict=True))
+
+
+def composed_chains(phi: Callable[..., PyTree], runs: list[RunChains]) -> RunChains:
+    """The pseudo-values of `φ(θ, m_1, ...)` and their derivatives, from each chain's of every m."""
+    theta = runs[0].theta
+    means = tuple(run.unflatten(run.value) for run in runs)
+
+    def one_chain():
+        return jax.tree.map(lambda leaf: leaf[0], pseudo_values(phi, theta, means))
+
+    def flat(theta, means):
+        return jax.vmap(flatten, out_axes=-1)(pseudo_values(phi, theta, means))
+
+    # Both are the chain rule ∂φ/∂θ + Σ ∂φ/∂m · dm/dθ; what differs is which factor is multiplied
+    # first.
+    many = ravel_pytree(theta)[0].size > _MANY_PARAMETERS
+    value, jacobian = (_backward if many else _forward)(flat, theta, means, runs)
+
+    def of_all(name):
+        return tuple(dict.fromkeys(x for run in runs for x in getattr(run, name)))
+
+    return RunChains(
+        Unflatten.of(jax.eval_shape(one_chain)),
+        theta,
+        value,
+        jacobian,
+        tuple(outcome for run in runs for outcome in run.outcomes),
+        of_all("jumps"),
+        of_all("notes"),
+        of_all("warnings"),
+    )
+
+
+class OverDraws(eqx.Module):
+    """Averages over draws, whose batches `compose` takes as independent chains."""
+
+    @abstractmethod
+    def composed(self, phi: Callable[..., PyTree], averages: tuple[Any, ...]) -> Any:
+        """`φ(θ, m_1(θ), ...)` of averages over draws, this one the first of them."""
 
 
 def _forward(flat: Callable[..., Array], theta: PyTree, means: tuple, runs: list[RunChains]):
@@ -128,9 +143,11 @@ def _backward(flat: Callable[..., Array], theta: PyTree, means: tuple, runs: lis
     return value, jax.lax.map(row, basis).T.reshape(-1, *value.shape)
 
 
-def compose(
-    phi: Checked[Callable[..., PyTree]], *expectations: Checked[Differentiable]
-) -> Composition:
+@overload
+def compose(phi: Callable[..., PyTree], *expectations: Differentiable) -> Composition: ...
+@overload
+def compose(phi: Callable[..., PyTree], *expectations: OverDraws) -> Any: ...
+def compose(phi: Checked[Callable[..., PyTree]], *expectations: Checked[Any]) -> Any:
     """`φ(θ, m_1(θ), ...)` of expectations, with value and gradient free of the plug-in bias to
     order `1/C²`.
 
@@ -148,7 +165,10 @@ def compose(
 
     **Arguments**: `phi(theta, m_1, m_2, ...)`, any JAX function, whose own parameters may be
     differentiated as usual; expectations with equal `num_chains` of at least 2. Several
-    expectations get independent keys; one gets the key itself.
+    expectations get independent keys; one gets the key itself. Or averages over draws, of
+    `from_draws`, all over equally many chains and draws: batches of draws take the place of chains,
+    and what is returned has `.run(theta, *args)` as they do; it is a function of theta if each of
+    them was given `at`.
 
     >>> import jax, diffmh
     >>> density = lambda theta, x: -0.5 * (x / theta) ** 2
@@ -164,9 +184,14 @@ def compose(
     validate.function(phi, where, "phi", "phi(theta, m_1, m_2, ...)")
     if not expectations:
         raise ValueError(f"`{where}` needs at least one expectation, got none.")
+    if all(isinstance(e, OverDraws) for e in expectations):
+        return expectations[0].composed(phi, expectations)
     for e in expectations:
         if not isinstance(e, Differentiable):
-            raise TypeError(f"`{where}` composes what `diffmh.expectation` returns, got {e!r}.")
+            raise TypeError(
+                f"`{where}` composes what `diffmh.expectation` or `diffmh.from_draws`"
+                f" returns, and not both together, got {e!r}."
+            )
     counts = sorted({e.num_chains for e in expectations})
     if len(counts) > 1:
         raise ValueError(f"`compose` pairs chains up and needs equal `num_chains`, got {counts}.")

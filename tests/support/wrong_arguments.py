@@ -347,7 +347,9 @@ def posteriors() -> Iterator[Call]:
     parts = {"quantities": ("mean", "sd"), "prior": ("mean",)}
     drawn = {"draws": SITES, "weights": None, **parts}
     yield Call("sensitivity", diffmh.sensitivity, {**fresh, **drawn}, dear=True)
-    given = {**fresh, "draws": SITES, "control": None}
+    located = {**fresh, "draws": SITES, "at": {"scale": 1.2}}
+    yield Call("sensitivity, at", diffmh.sensitivity, located, dear=True)
+    given = {**fresh, "draws": SITES, "weights": None, "control": None}
     yield Call("influence", diffmh.influence, given, dear=True)
     chains = {"key": KEY, "kernel": made.kernel(), "num_samples": 4, "burn_in": 0}
     yield Call("sensitivity, chains", diffmh.sensitivity, {**fresh, **chains}, dear=True)
@@ -524,7 +526,7 @@ ACCEPTED = [
     ("Posterior.sample", "target_acceptance", "float16", "a number between 0 and 1"),
     ("adapt", "num_steps", "None", "the argument is left out"),
     ("evidence", "kernel", r"an array \(7, 3\)", "7 chains of 3 draws"),
-    ("from_draws|evidence", "at", "None", "left out"),
+    ("from_draws|evidence|sensitivity.*", "at", "None", "left out"),
     (
         "from_draws|evidence",
         "at",

@@ -16,10 +16,10 @@ from jaxtyping import Array
 
 from ..base import validate
 from ..base.validate import Checked
-from .posterior import Posterior, Sites, checked_theta, extra
+from .posterior import OfModel, Posterior, Sites, checked_theta, extra
 
 
-class _Model(eqx.Module):
+class _Model(OfModel):
     """A model with its data; hyperparameters come as keyword arguments."""
 
     model: Callable[..., Any]

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array
 
 from ..base.validate import Checked
-from .posterior import Posterior, Sites, checked_theta, extra
+from .posterior import OfModel, Posterior, Sites, checked_theta, extra
 
 
-class _Graph(eqx.Module):
+class _Graph(OfModel):
     """A graph of PyTensor's as a JAX function of the hyperparameters and its inputs."""
 
     function: Callable[..., Any]

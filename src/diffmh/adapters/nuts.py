@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 from ..base import trees
 from ..base.batches import in_batches
 from ..runs.progress import Bar
+from .group_marks import STATES, made_with
 from .label_moves import LabelMove, Sites
 from .warm_up import FROZEN, IDLE, Learnt, WarmUp, schedule
 
@@ -105,7 +106,7 @@ def draw(
             )
             bar.reached(block.last)
     draws, stats = jax.tree.map(_chains_first, *rows)
-    return _data_tree(_constrained(constrain, theta, draws), draws, stats)
+    return _data_tree(_constrained(constrain, theta, draws), draws, stats, theta)
 
 
 def _chains_first(*blocks: np.ndarray) -> np.ndarray:
@@ -272,7 +273,7 @@ def _constrained(constrain, theta, draws: Sites) -> Sites:
     return jax.tree.map(lambda leaf: leaf.reshape(num_chains, count, *leaf.shape[1:]), sites)
 
 
-def _data_tree(sites: Sites, draws: Sites, stats: dict[str, np.ndarray]) -> DataTree:
+def _data_tree(sites: Sites, draws: Sites, stats: dict[str, np.ndarray], theta: Sites) -> DataTree:
     import arviz_base
 
     groups = {
@@ -282,5 +283,6 @@ def _data_tree(sites: Sites, draws: Sites, stats: dict[str, np.ndarray]) -> Data
     }
     tree = arviz_base.from_dict(groups, check_conventions=False)
     for group in groups:
-        tree[group].attrs["inference_library"] = "diffmh"
+        tree[group].attrs.update(inference_library="diffmh", **made_with(theta))
+    tree["unconstrained_posterior"].attrs.update(STATES)
     return tree

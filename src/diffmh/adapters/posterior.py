@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 Sites = dict[str, Any]
 
 
+class OfModel(eqx.Module):
+    """What has a model's density on unconstrained states as a method."""
+
+
 class Posterior(eqx.Module):
     """A model's posterior, as `from_numpyro` and `from_pymc` return it.
 
@@ -119,7 +123,7 @@ class Posterior(eqx.Module):
 
         where = "Posterior.sample"
         key = validate.typed_key(key)
-        theta = self.theta if theta is None else self._other_theta(theta)
+        theta = self.theta if theta is None else self.other_theta(theta, f"{where}(theta=...)")
         if not validate.concrete(theta, key):
             raise TypeError(
                 f"`{where}` returns draws and cannot be traced: call it outside of `jit`."
@@ -143,13 +147,14 @@ class Posterior(eqx.Module):
             progress=validate.flag(progress, f"{where}(progress=...)"),
         )
 
-    def _other_theta(self, theta: Any) -> Sites:
-        theta = checked_theta(theta, "Posterior.sample(theta=...)")
+    def other_theta(self, theta: Any, where: str) -> Sites:
+        """Other hyperparameters, with the names and shapes of these."""
+        theta = checked_theta(theta, where)
         shapes, expected = trees.shapes(theta), trees.shapes(self.theta)
         if shapes != expected:
             raise ValueError(
-                "`Posterior.sample(theta=...)` must have the names and shapes of the posterior's"
-                f" hyperparameters, {expected}, got {shapes}."
+                f"`{where}` must have the names and shapes of the posterior's hyperparameters,"
+                f" {expected}, got {shapes}."
             )
         return theta
 
@@ -170,12 +175,17 @@ class Posterior(eqx.Module):
                 moves.append(SiteGibbs(name, values.start, len(values)))
         return Target(self.log_density, tuple(sorted(continuous)), tuple(moves))
 
-    def _values(self, name: str, call: str) -> range:
-        """The values of a discrete site."""
+    def values_of(self, name: str) -> range | None:
+        """The values of a discrete site, `None` if they are not known."""
         if name in self.num_values:
             return range(self.num_values[name])
-        if name in self.ranges:
-            return self.ranges[name]
+        return self.ranges.get(name)
+
+    def _values(self, name: str, call: str) -> range:
+        """The values of a discrete site."""
+        known = self.values_of(name)
+        if known is not None:
+            return known
         one = "OneLabel" if self._form[name].ndim else "OtherState"
         raise ValueError(
             f"site {name!r} is discrete, and its values are not known. If they are 0, ..., n − 1,"
@@ -255,6 +265,11 @@ class Posterior(eqx.Module):
                 "a kernel, or kernel(log_density) -> Kernel",
             )
             validate.function(kernel, where, "kernel", signature)
+            if isinstance(getattr(kernel, "__self__", None), Posterior):
+                raise TypeError(
+                    f"`{where}` got the method `posterior.kernel` and not a kernel: call it,"
+                    " `kernel=posterior.kernel()`."
+                )
             made = kernel(log_density)
             if isinstance(made, Adapted):
                 return made

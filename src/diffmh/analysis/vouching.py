@@ -58,4 +58,5 @@ def _vouched(function: Callable[..., Any]) -> Callable[..., Any]:
         inside.__name__ = compat.VOUCHED
         return jax.jit(inside)(arrays)
 
+    wrapped.vouched_for = function  # pyright: ignore[reportFunctionMemberAccess]
     return wrapped

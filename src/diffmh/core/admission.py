@@ -268,7 +268,8 @@ def refuse_jumps(jumps: Sequence[Jump], name: str, moves: bool) -> None:
             " cannot see the moving jump, so the derivative would be wrong. Write x in units in"
             " which the place is fixed (a support (0, 1) scaled by theta)"
             f"{', or take a kernel whose moves do not depend on theta' if moves else ''}. If"
-            f" `{name}` is continuous, vouch for it: `{name} = diffmh.continuous({name})`."
+            f" `{name}` is continuous, vouch for it: `{name} = diffmh.continuous({name})`"
+            f"{', or `posterior = diffmh.continuous(posterior)`' if name == 'log_density' else ''}."
         )
 
 

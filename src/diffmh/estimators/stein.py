@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -246,16 +247,16 @@ def jumps_in_x(log_density: Any, theta: PyTree, x: PyTree) -> list[Jump]:
     return moving_jumps(log_density, theta, x, x_moves=True)
 
 
-def refuse_unless_continuous(log_density: Any, theta: PyTree, x: PyTree) -> None:
-    """Refuse a density that is not proved to be continuous in x, and a state without real
-    coordinates.
+def refuse_unless_continuous(jumps: Callable[[], Iterable[Jump]], x: PyTree) -> None:
+    """Refuse a state without real coordinates, and a density that is not proved to be continuous in
+    x: `jumps()` are the places where it may jump.
     """
     if dimension(x) == 0:
         raise ValueError(
             "`control='stein'` needs real coordinates, and the state has integers only: leave"
             " `control` out."
         )
-    for jump in jumps_in_x(log_density, theta, x):
+    for jump in jumps():
         raise NotDifferentiable(
             f"`control='stein'` needs a density that is continuous in x, and `log_density`"
             f" {'jumps' if jump.certain else 'may jump'} (`{jump.primitive}` at {jump.where}): its"

@@ -42,7 +42,10 @@ class SteinCovariance(Estimator):
         def at_args(theta, x):
             return density(theta, x, *problem.args)
 
-        stein.refuse_unless_continuous(at_args, problem.theta, problem.x)
+        def jumps():
+            return stein.jumps_in_x(at_args, problem.theta, problem.x)
+
+        stein.refuse_unless_continuous(jumps, problem.x)
         draws = problem.num_samples * problem.num_chains
         # The Gram matrix of each chain, with its compensation, fits into memory.
         fits = math.isqrt(_MOST_NUMBERS // (2 * problem.num_chains))

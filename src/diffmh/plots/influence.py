@@ -37,6 +37,8 @@ def influence(table: Checked[Influence], *, most: Checked[int] = 12) -> Figure:
     """
     validate.instance(table, Influence, "plots.influence(table)", "table")
     most = validate.count(most, "plots.influence(most=...)")
+    if not table.rows:
+        raise ValueError("`plots.influence(table)` has nothing to draw: the table has no rows.")
     groups = tornado.by_quantity(table.rows, most)
     figure, axes = tornado.panels([len(rows) for rows in groups.values()], sharex=False)
     for ax, (quantity, rows) in zip(axes, groups.items(), strict=True):

@@ -206,10 +206,22 @@ def summary(
     doubts: Sequence[str] = (),
 ) -> Report:
     """The report of what was found at the draws; `notes` and `doubts` are further lines of it."""
+    return report(run_of_draws(found, theta, form, notes, doubts))
+
+
+def run_of_draws(
+    found: AtDraws,
+    theta: PyTree,
+    form: PyTree,
+    notes: Sequence[str] = (),
+    doubts: Sequence[str] = (),
+    batches: int | None = None,
+) -> RunChains:
+    """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
     chains, draws, _ = found.value.shape
     series = found.series()
     time = max(map(autocorrelation_time, series))
-    count = batches_per_chain(chains, draws, time)
+    count = batches_per_chain(chains, draws, time) if batches is None else batches
     # Their means stay: only what they differ by is too small.
     wider = batch_inflation(time, draws // count, draws, chains)
     value, jacobian = (spread_out(part, wider) for part in found.batches(count))
@@ -218,28 +230,24 @@ def summary(
     _, error = mean_and_error(value)
     spread = found.mean((found.value - found.mean(found.value)) ** 2)
     few = chains * count < _LEAST_BATCHES or draws < _TIMES * time / 2
-    return report(
-        RunChains(
-            Unflatten.of(form),
-            theta,
-            jnp.asarray(value),
-            jnp.asarray(jacobian),
-            (),
-            notes=(
-                f"by the covariance identity, from {chains} chains of {draws:,} draws in"
-                f" {chains * count} batches; autocorrelation time {time:.3g}",
-                *_of_weights(found.weight),
-                *notes,
-            ),
-            warnings=(
-                *diagnostics.of_draws(draws, time, largest_r_hat(series), few),
-                *_doubts_of_weights(found.weight),
-                *doubts,
-            ),
-            effective_samples=np.where(
-                error > 0, spread / np.where(error > 0, error**2, 1.0), np.nan
-            ),
-        )
+    return RunChains(
+        Unflatten.of(form),
+        theta,
+        jnp.asarray(value),
+        jnp.asarray(jacobian),
+        (),
+        notes=(
+            f"by the covariance identity, from {chains} chains of"
+            f" {draws:,} draws in {chains * count} batches; autocorrelation time {time:.3g}",
+            *_of_weights(found.weight),
+            *notes,
+        ),
+        warnings=(
+            *diagnostics.of_draws(draws, time, largest_r_hat(series), few),
+            *_doubts_of_weights(found.weight),
+            *doubts,
+        ),
+        effective_samples=np.where(error > 0, spread / np.where(error > 0, error**2, 1.0), np.nan),
     )
 
 

@@ -11,14 +11,18 @@ import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from .._compose import OverDraws
+from ..adapters.posterior import OfModel
+from ..analysis import Jump
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..core.admission import Unflatten
 from ..core.autodiff import not_differentiable
 from ..estimators.stein import refuse_unless_continuous
-from ..reports.report import Report
+from ..reports.report import Report, RunChains
+from .composed_draws import ComposedDraws
 from .curve import Curve, curve_of
-from .draw_averages import AtDraws, evaluate, summary
+from .draw_averages import AtDraws, evaluate, run_of_draws, summary
 from .draw_controls import Coordinates
 from .examination import Examinations, one_draw
 from .intake import (
@@ -30,10 +34,10 @@ from .intake import (
     refuse_unless_draws,
 )
 from .reweighting import Reweighted, as_function, checked_at, refuse_another_form
-from .weighted_report import weighted_report
+from .weighted_report import weighted_report, weighted_run
 
 
-class FromDraws(eqx.Module):
+class FromDraws(OverDraws):
     """`E[f(θ, x)]` over draws of `x`, and its derivative; made by `diffmh.from_draws`."""
 
     f: Callable[..., PyTree]
@@ -87,17 +91,31 @@ class FromDraws(eqx.Module):
     def summarised(self, at: AtDraws, theta: PyTree, *args: Any) -> Report:
         """The report of what `at_draws` found."""
         form = self.examinations.of(self.f, self.log_density, theta, self.draws, args).form
-        notes, doubts = tuple(self.sampler.notes()), tuple(self.sampler.warnings())
-        return summary(at, theta, form, notes, doubts)
+        return summary(at, theta, form, *self._lines())
+
+    def run_chains(self, theta: PyTree, *args: Any, batches: int | None = None) -> RunChains:
+        """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
+        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        if self.at is not None:
+            refuse_another_form(theta, self.at)
+            return weighted_run(self.reweighted(theta, args), theta, found, batches)
+        at = self.at_draws(theta, *args)
+        return run_of_draws(at, theta, found.form, *self._lines(), batches)
+
+    def composed(self, phi, averages):
+        return ComposedDraws.of(phi, averages)
+
+    def _lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the sampler has for notes and warnings."""
+        return tuple(self.sampler.notes()), tuple(self.sampler.warnings())
 
     def at_draws(self, theta: PyTree, *args: Any) -> AtDraws:
         """f, score and f's own derivative at each draw, with the control variates, if wanted."""
         found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
         controlled = self.control is not None
         if controlled:
-            density = lambda theta, x: self.log_density(theta, x, *args)
             # Integration by parts loses the boundary terms of a jump.
-            refuse_unless_continuous(density, theta, one_draw(self.draws))
+            refuse_unless_continuous(lambda: self.jumps_in_x(theta, *args), one_draw(self.draws))
         parts = evaluate(
             self.f, self.log_density, theta, self.draws, args, found.explicit, controlled
         )
@@ -107,6 +125,10 @@ class FromDraws(eqx.Module):
             return made
         at = Coordinates(*(part.reshape(-1, part.shape[-1]) for part in coordinates))
         return made.controlled(at, self.degree)
+
+    def jumps_in_x(self, theta: PyTree, *args: Any) -> list[Jump]:
+        """The places where the density may jump in continuous x, wherever they are."""
+        return self.examinations.jumps_in_x(self.log_density, theta, self.draws, args)
 
     def reweighted(self, theta: PyTree, args: tuple[Any, ...]) -> Reweighted:
         """The draws with their weights; all the same if `at` was not given."""
@@ -216,6 +238,8 @@ def from_draws(
     _check_control(control, degree, unconstrained)
     _refuse_together(at=at, weights=weights, control=control)
     given = read(draws)
+    if state is None:
+        _refuse_sites(log_density, given)
     arrays = arrays_of(given)
     refuse_unless_draws(arrays)
     if state is not None:
@@ -229,6 +253,18 @@ def from_draws(
     at = None if at is None else checked_at(at)
     weights = None if weights is None else checked_weights(weights, arrays)
     return FromDraws(f, log_density, arrays, at, weights, given.sampler(), control, degree)
+
+
+def _refuse_sites(log_density: Any, given: GivenDraws) -> None:
+    """A posterior's density of sites on their supports is another number, not an error."""
+    function = getattr(log_density, "vouched_for", log_density)
+    if given.of_model and isinstance(getattr(function, "__self__", None), OfModel):
+        raise ValueError(
+            "`from_draws(f, posterior.log_density, draws)`: this density takes unconstrained"
+            " states, and the draws are the sites of a model: pass"
+            " `state=lambda sites: posterior.unconstrain(posterior.theta, sites)`, or"
+            " `draws.unconstrained_posterior` of `posterior.sample`; or use `diffmh.sensitivity`."
+        )
 
 
 def _refuse_together(**given: Any) -> None:

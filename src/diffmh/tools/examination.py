@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from ..analysis import moving_jumps
+from ..analysis import Jump, moving_jumps
 from ..base import validate
 from ..core.admission import check_observable, check_scalar, refuse_jumps
+from ..estimators import stein
 from ..jaxprs import compat
 
 
@@ -28,6 +29,7 @@ class Examinations:
     def __init__(self):
         # Objects among the arguments are known by identity, so they are kept alive.
         self._found: dict[Any, tuple[Examination, tuple[Any, ...]]] = {}
+        self._in_x: dict[Any, list[Jump]] = {}
 
     def of(
         self,
@@ -48,6 +50,19 @@ class Examinations:
             found = examine(f, log_density, theta, draws, args)
             self._found[signature] = (found, tuple(leaves))
         return self._found[signature][0]
+
+    def jumps_in_x(
+        self, log_density: Callable[..., Array], theta: PyTree, draws: PyTree, args: tuple[Any, ...]
+    ) -> list[Jump]:
+        """The places where the density may jump in continuous x, wherever they are."""
+        x = one_draw(draws)
+        if args:
+            return stein.jumps_in_x(lambda theta, x: log_density(theta, x, *args), theta, x)
+        forms = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(theta)]
+        signature = (jax.tree.structure(theta), *forms)
+        if signature not in self._in_x:
+            self._in_x[signature] = stein.jumps_in_x(log_density, theta, x)
+        return self._in_x[signature]
 
 
 def examine(

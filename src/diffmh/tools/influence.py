@@ -19,6 +19,8 @@ from ..base.validate import Checked
 from ..reports import display
 from ..reports.report import Report
 from .draws import FromDraws, from_draws
+from .intake import chains_and_draws, read
+from .intake_sites import states_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +105,7 @@ class Influence:
     def _notes(self) -> list[str]:
         found = [
             f"{one.quantity}: mean {one.mean:.6g}, posterior sd {math.sqrt(one.posterior):.4g},"
-            " sd over data sets by the infinitesimal jackknife"
-            f" {math.sqrt(max(one.jackknife, 0.0)):.4g}"
+            f" {_over_data_sets(one)}"
             for one in self.variances
         ]
         return [*found, *(f"warning: {warning}" for warning in self.report.warnings)]
@@ -120,11 +121,19 @@ class Influence:
         return display.table(head, lines) + display.paragraphs(self._notes())
 
 
+def _over_data_sets(one: QuantityVariance) -> str:
+    if math.isnan(one.jackknife):
+        return "no infinitesimal jackknife of a single observation"
+    deviation = math.sqrt(max(one.jackknife, 0.0))
+    return f"sd over data sets by the infinitesimal jackknife {deviation:.4g}"
+
+
 def influence(
     posterior: Checked[Posterior],
     f: Checked[Callable[[dict, dict], PyTree]],
     draws: Any,
     *,
+    weights: Any = None,
     control: Checked[Literal["stein"]] | None = None,
     level: Checked[float] = 0.95,
 ) -> Influence:
@@ -146,7 +155,8 @@ def influence(
     - `posterior`: from `diffmh.from_numpyro` or `diffmh.from_pymc`; an observation is an entry of
       an observed site's log probability.
     - `f(theta, sites)`: a pytree of the quantities, of the sites as the model names them.
-    - `draws`: of the sites, from the model at `posterior.theta`, as `diffmh.from_draws` takes them.
+    - `draws`: from the model at `posterior.theta`, in any form that `diffmh.sensitivity` takes.
+    - `weights`: of the draws, as of `diffmh.from_draws`.
     - `control="stein"`: Stein's control variates, as of `diffmh.from_draws`.
     - `level`: of the intervals.
 
@@ -174,22 +184,23 @@ def influence(
             " (`log_likelihoods`): make it with `from_numpyro` or `from_pymc`."
         )
     weighted = _Weighted(posterior, f)
+    given = read(draws, "influence(draws=...)")
     over = from_draws(
         weighted.quantities,
         weighted.log_density,
-        draws,
-        state=lambda sites: posterior.unconstrain(posterior.theta, sites),
+        states_of(posterior, given, "influence(draws=...)"),
+        weights=weights,
         control=control,
         unconstrained=True,
     )
+    over = dataclasses.replace(over, sampler=given.sampler())
     x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), over.draws)
     form = jax.eval_shape(posterior.log_likelihoods, posterior.theta, x)
     if not jax.tree.leaves(form):
         raise ValueError(f"`{where}`: the model has no observed site.")
-    weights = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), form)
-    report = over.run(weights)
-    deviations = _deviations(over, weights)
-    rows, variances = _table(report, weights, deviations, level)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), form)
+    report = over.run(ones)
+    rows, variances = _table(report, ones, _deviations(over, ones), level)
     return Influence(tuple(rows), tuple(variances), report, level)
 
 
@@ -213,7 +224,14 @@ class _Weighted(eqx.Module):
 def _deviations(over: FromDraws, weights: PyTree) -> PyTree:
     """The posterior standard deviation of each quantity, over the draws."""
     each = jax.jit(jax.vmap(jax.vmap(lambda x: over.f(weights, x))))(over.draws)
-    return jax.tree.map(lambda leaf: np.asarray(leaf, float).std(axis=(0, 1)), each)
+    of_draws = np.ones(chains_and_draws(over.draws)) if over.weights is None else over.weights
+
+    def deviation(leaf):
+        values = np.asarray(leaf, float)
+        mean = lambda values: np.tensordot(of_draws, values, axes=2) / of_draws.sum()
+        return np.sqrt(mean((values - mean(values)) ** 2))
+
+    return jax.tree.map(deviation, each)
 
 
 def _table(report: Report, weights: PyTree, deviations: PyTree, level: float):
@@ -264,8 +282,11 @@ def _jackknife(each: Float[np.ndarray, "B N"]) -> tuple[float, float]:
     and its standard error.
 
     Products of *different* batches have no noise to square: with d the deviations from the mean of
-    all n, `Σ_{b ≠ c} d_b · d_c / (B (B − 1))`.
+    all n, `Σ_{b ≠ c} d_b · d_c / (B (B − 1))`. NaN for a single observation, which does not tell
+    how others would vary.
     """
+    if each.shape[1] < 2:
+        return math.nan, math.nan
     deviations = each - each.mean(axis=1, keepdims=True)
     count = len(deviations)
     total = deviations.sum(axis=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from ..adapters.group_marks import holds_states, recorded_theta
 from ..base import trees, validate
 
 # An error needs this many draws.
@@ -27,14 +29,19 @@ _DEEPEST, _MANY_DEEPEST = 10, 0.01
 
 
 class GivenDraws(eqx.Module):
-    """Draws as they came. `sites` are the variables by name, or the pytree itself; `states` are
-    unconstrained states, where the source says that it has them. `diverging` and `tree_depth` are
-    the sampler's own statistics, of shape `(chain, draw)`, where they are known. `stacked` says
-    that `states` are the positions of a stack of BlackJAX' states.
+    """Draws as they came. `sites` are the variables by name, or the pytree itself, `of_model` says
+    that they are those of a model, on their supports; `states` are unconstrained states, where the
+    source says that it has them; `marked` that diffmh made these,
+    `stacked` that they are the positions of a stack of BlackJAX' states. `diverging` and
+    `tree_depth` are the sampler's own statistics, of shape `(chain, draw)`, `theta` the
+    hyperparameters that it ran with, where they are known.
     """
 
     sites: PyTree = None
+    of_model: bool = False
     states: PyTree = None
+    marked: bool = False
+    theta: dict[str, Any] | None = None
     diverging: np.ndarray | None = None
     tree_depth: np.ndarray | None = None
     stacked: bool = False
@@ -88,7 +95,7 @@ def read(draws: Any, where: str = "from_draws(draws=...)") -> GivenDraws:
     # A DataTree has children; ArviZ before 1.0 has an InferenceData, a mapping without data_vars.
     is_dataset = hasattr(draws, "data_vars") and not getattr(draws, "children", None)
     if is_dataset:
-        return GivenDraws(sites=_named(draws, where))
+        return _of_group(draws, where)
     if not isinstance(draws, dict) and hasattr(draws, "posterior"):
         return _of_groups(draws, where)
     groups = getattr(draws, "children", None)
@@ -101,9 +108,8 @@ def read(draws: Any, where: str = "from_draws(draws=...)") -> GivenDraws:
 
 def arrays_of(given: GivenDraws) -> PyTree:
     """The posterior's variables by name, or the pytree itself."""
-    arrays = given.sites
-    if arrays is None:
-        arrays = given.states
+    arrays = given.states if given.sites is None else given.sites
+    if given.stacked:
         refuse_draws_first(arrays, "from_draws(draws=...)")
     return trees.strong(validate.state(arrays, "`from_draws(draws=...)`"))
 
@@ -144,6 +150,7 @@ def _of_mcmc(mcmc: Any, where: str) -> GivenDraws:
     free = getattr(getattr(mcmc, "sampler", None), "model", mcmc) is None
     return GivenDraws(
         sites=None if free else sites,
+        of_model=not free,
         states=sites if free else None,
         diverging=_array(extra.get("diverging")),
         # A tree of depth d has 2^d − 1 leapfrog steps if it is complete.
@@ -151,16 +158,24 @@ def _of_mcmc(mcmc: Any, where: str) -> GivenDraws:
     )
 
 
+def _of_group(dataset: Any, where: str) -> GivenDraws:
+    """The variables of one group: sites, or states if it says so."""
+    named = _named(dataset, where)
+    theta = recorded_theta(dataset.attrs)
+    if holds_states(dataset.attrs):
+        return GivenDraws(states=named, marked=True, theta=theta)
+    return GivenDraws(sites=named, of_model=True, theta=theta)
+
+
 def _of_groups(draws: Any, where: str) -> GivenDraws:
-    sites = _named(draws.posterior, where)
-    states = getattr(draws, "unconstrained_posterior", None)
+    found = _of_group(draws.posterior, where)
+    free = getattr(draws, "unconstrained_posterior", None)
+    if free is not None and found.states is None:
+        marked = holds_states(free.attrs)
+        found = dataclasses.replace(found, states=_named(free, where), marked=marked)
     stats = getattr(draws, "sample_stats", None)
-    if states is None and draws.posterior.attrs.get("inference_library") == "diffmh":
-        # `diffmh.sample` has the states of its kernel, by name.
-        states = draws.posterior
-    return GivenDraws(
-        sites=sites,
-        states=None if states is None else _named(states, where),
+    return dataclasses.replace(
+        found,
         diverging=_statistic(stats, "diverging"),
         tree_depth=_statistic(stats, "tree_depth"),
     )
@@ -243,9 +258,14 @@ def checked_weights(weights: Any, draws: PyTree) -> Float[np.ndarray, "C n"] | N
         return None
     name = "from_draws(weights=...)"
     found = np.asarray(validate.real_array(weights, name, chains_and_draws(draws)), float)
-    validate.require(validate.finite(found, name))
+    wrong = int(np.sum(~np.isfinite(found)))
+    if wrong:
+        raise ValueError(f"`{name}` must be finite, got {wrong:,} of {found.size:,} that are not.")
     if np.any(found < 0) or not found.sum() > 0:
-        raise ValueError(f"`{name}` must be non-negative and not all zero, got {weights!r}.")
+        raise ValueError(
+            f"`{name}` must be non-negative and not all zero, got numbers between {found.min():g}"
+            f" and {found.max():g}: of log weights pass the exponential."
+        )
     return found / found.mean()
 
 

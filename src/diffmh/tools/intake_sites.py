@@ -12,68 +12,136 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..adapters import Posterior
-from .intake import GivenDraws, few, refuse_draws_first
+from ..adapters.group_marks import numbers_of, same_theta
+from ..base.batches import in_batches
+from .intake import GivenDraws, chains_and_draws, few, refuse_draws_first
 
-_WHERE = "sensitivity(draws=...)"
+# Draws that are evaluated at once.
+_AT_ONCE = 1024
 # `theta[1]`, `theta[2,3]` of Stan and posteriordb, `theta.1.2` of CmdStan.
 _ELEMENT = re.compile(r"^(?P<name>.+?)(?:\[(\d+(?:, ?\d+)*)\]|\.(\d+(?:\.\d+)*))$")
 
 Shapes = dict[str, tuple[int, ...]]
 
 
-def states_of(posterior: Posterior, given: GivenDraws) -> PyTree:
-    """The unconstrained states `(chain, draw, ...)` that `posterior.log_density` takes."""
+def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
+    """The unconstrained states `(chain, draw, ...)` that `posterior.log_density` takes, from draws
+    at its `theta`. `where` names the argument that they came as.
+    """
+    if given.theta is not None and not same_theta(given.theta, posterior.theta):
+        raise ValueError(
+            f"`{where}`: these draws were made at the hyperparameters {_rounded(given.theta)}, not"
+            f" at {_rounded(numbers_of(posterior.theta))}: tell `sensitivity(at=...)` where they"
+            " were made, or sample anew."
+        )
     form = jax.eval_shape(posterior.init, jax.random.key(0))
-    if given.states is not None:
-        states = _matched(_by_name(given.states, _shapes(form)), _shapes(form), given.stacked)
-        if given.stacked:
-            refuse_draws_first(states, _WHERE)
-        return _typed(states, form)
-    sites = jax.eval_shape(posterior.constrain, posterior.theta, form)
+    if given.sites is None or given.marked:
+        return _of_states(posterior, given, form, where)
+    known = jax.eval_shape(posterior.constrain, posterior.theta, form)
     latent = jax.eval_shape(posterior.log_prior_by_site, posterior.theta, form)
-    expected = {name: sites[name] for name in latent}
-    found = _matched(_by_name(given.sites, _shapes(expected)), _shapes(expected))
+    sites = {name: known[name] for name in latent}
+    # A group of states of somebody else's may come from another transform: sites are preferred to
+    # it if they are all there.
+    if given.states is not None and not all(name in given.sites for name in sites):
+        return _of_states(posterior, given, form, where)
+    found = _matched(_by_name(given.sites, _shapes(sites), where), _shapes(sites), where)
+    _refuse_other_values(posterior, found, form, where)
     free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
-    states = free(_typed(found, expected))
-    _refuse_boundary(states)
+    states = free(_typed(found, sites))
+    _refuse_infinite(states, where)
     return _typed(states, form)
 
 
-def _by_name(draws: Any, expected: Shapes) -> dict[str, np.ndarray]:
+def _of_states(posterior: Posterior, given: GivenDraws, form: Any, where: str) -> PyTree:
+    named = _by_name(given.states, _shapes(form), where)
+    states = _matched(named, _shapes(form), where, given.stacked)
+    if given.stacked:
+        refuse_draws_first(states, where)
+    _refuse_other_values(posterior, states, form, where)
+    _refuse_infinite(states, where)
+    return _typed(states, form)
+
+
+def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
+    return jax.tree.map(lambda number: float(f"{number:.6g}"), numbers)
+
+
+def weights_between(made_by: Posterior, wanted: Posterior, states: PyTree) -> np.ndarray:
+    """Weights of draws of one posterior for another one of the same model, up to a factor."""
+
+    def log_weight(x):
+        return wanted.log_density(wanted.theta, x) - made_by.log_density(made_by.theta, x)
+
+    shape = chains_and_draws(states)
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), states)
+    found = np.asarray(jax.jit(lambda flat: in_batches(log_weight, flat, _AT_ONCE))(flat), float)
+    found = found.reshape(shape)
+    if not np.isfinite(found.max()):
+        raise ValueError(
+            "`sensitivity(at=...)`: the log density is not finite at some draws, for the"
+            " hyperparameters that they were made with or for the posterior's: the draws are not of"
+            " this model."
+        )
+    return np.exp(found - found.max())
+
+
+def _refuse_other_values(
+    posterior: Posterior, arrays: Mapping[str, Any], form: Mapping[str, Any], where: str
+) -> None:
+    """Refuse labels that are not the model's, such as those of Stan, which count from 1: a density
+    that looks one up in a table would take another entry for it.
+    """
+    for name, like in form.items():
+        if jnp.issubdtype(like.dtype, jnp.inexact):
+            continue
+        array = np.asarray(arrays[name])
+        known = posterior.values_of(name)
+        fits = np.array_equal(array, np.round(array))
+        if known is not None:
+            fits = fits and array.min() >= known.start and array.max() < known.stop
+        if not fits:
+            wanted = f"{known.start}, ..., {known.stop - 1}" if known else "integers"
+            raise ValueError(
+                f"`{where}`: site {name!r} has the values {wanted} in the model, got draws between"
+                f" {array.min()} and {array.max()}."
+            )
+
+
+def _by_name(draws: Any, expected: Shapes, where: str) -> dict[str, np.ndarray]:
     """Arrays by name, of a dictionary or of a list with a dictionary for each chain."""
     if isinstance(draws, list | tuple) and draws and all(isinstance(c, Mapping) for c in draws):
         names = set.intersection(*(set(chain) for chain in draws))
-        draws = {name: _stacked([chain[name] for chain in draws], name) for name in names}
+        draws = {name: _stacked([chain[name] for chain in draws], name, where) for name in names}
     if not isinstance(draws, Mapping):
         raise TypeError(
-            f"`{_WHERE}` must have arrays by the names of the posterior's sites,"
+            f"`{where}` must have arrays by the names of the posterior's sites,"
             f" {_listed(expected)} after the axes (chain, draw), got {draws!r:.300}."
         )
-    return {str(name): _array(array, name) for name, array in draws.items()}
+    return {str(name): _array(array, name, where) for name, array in draws.items()}
 
 
-def _stacked(chains: list[Any], name: str) -> np.ndarray:
-    arrays = [_array(chain, name) for chain in chains]
+def _stacked(chains: list[Any], name: str, where: str) -> np.ndarray:
+    arrays = [_array(chain, name, where) for chain in chains]
     if len({array.shape for array in arrays}) > 1:
         raise ValueError(
-            f"`{_WHERE}`: the chains of {name!r} have shapes"
+            f"`{where}`: the chains of {name!r} have shapes"
             f" {few(str(array.shape) for array in arrays)}; they must be of one length."
         )
     return np.stack(arrays)
 
 
-def _array(value: Any, name: Any) -> np.ndarray:
+def _array(value: Any, name: Any, where: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"`{_WHERE}`: {name!r} is {value!r:.300}, not an array of numbers.")
+        raise TypeError(f"`{where}`: {name!r} is {value!r:.300}, not an array of numbers.")
     return array
 
 
 def _matched(
-    named: dict[str, np.ndarray], expected: Shapes, stacked: bool = False
+    named: dict[str, np.ndarray], expected: Shapes, where: str, stacked: bool = False
 ) -> dict[str, np.ndarray]:
     """The expected arrays, after the axes (chain, draw), those in elements put together; a stack of
     states along one axis is one chain.
@@ -97,7 +165,7 @@ def _matched(
         problem = "the arrays disagree about chains and draws"
     flat = all(array.shape[1:] == expected[name] for name, array in found.items())
     raise ValueError(
-        f"`{_WHERE}` does not fit the posterior: {problem}. Expected after the axes (chain, draw):"
+        f"`{where}` does not fit the posterior: {problem}. Expected after the axes (chain, draw):"
         f" {_listed(expected)}. Found with them:"
         f" {_listed({name: array.shape for name, array in named.items()})}."
         + (_WITHOUT_CHAINS if flat and found else _SAME_MODEL)
@@ -135,11 +203,11 @@ def _assembled(
     return None
 
 
-def _refuse_boundary(states: dict[str, Any]) -> None:
+def _refuse_infinite(states: Mapping[str, Any], where: str) -> None:
     for name, array in states.items():
-        if not bool(jnp.all(jnp.isfinite(array))):
+        if not np.all(np.isfinite(array)):
             raise ValueError(
-                f"`{_WHERE}`: some draws of {name!r} are not finite, or lie outside or on the"
+                f"`{where}`: some draws of {name!r} are not finite, or lie outside or on the"
                 " boundary of its support, where no unconstrained state is. Draws must be of the"
                 " same model at the same hyperparameters, in the model's own (constrained) sites."
             )

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from ..adapters.group_marks import STATES
 from ..base import validate
 from ..base.validate import Checked
 from ..core import admission
@@ -410,5 +411,5 @@ def _data_tree(walk: Walk, arrays: Sequence[np.ndarray]) -> DataTree:
     tree = arviz_base.from_dict(groups, check_conventions=False)
     for group in groups:
         tree[group].attrs["inference_library"] = "diffmh"
-    tree["posterior"].attrs["thinning_interval"] = walk.thin
+    tree["posterior"].attrs.update(thinning_interval=walk.thin, **STATES)
     return tree

@@ -20,7 +20,7 @@ from ..estimators import Covariance, stein
 from .draws import FromDraws, from_draws
 from .examination import one_draw
 from .intake import MANY_DIVERGENCES, GivenDraws, read
-from .intake_sites import states_of
+from .intake_sites import states_of, weights_between
 from .powers import WithPowers, checked_prior, draws_predictions
 from .quantities import checked_quantities
 from .sensitivity_rows import FromDrawsRows, of_own_chains
@@ -37,6 +37,7 @@ def sensitivity(
     key: Checked[Key[Array, ""]] | None = None,
     *,
     draws: Any = None,
+    at: Any = None,
     weights: Any = None,
     quantities: Checked[Sequence[str]] = ("mean",),
     prior: Checked[Sequence[str]] | None = None,
@@ -64,12 +65,15 @@ def sensitivity(
       `f(theta, sites, key)`, which draws predictions with a key that is another for each draw.
     - `key`: for sampling, with `options` of `posterior.sample` such as `num_samples`,
       `num_warmup`, `num_chains` and `progress`; and for predictions.
-    - `draws`: existing draws instead, from the same model at the same hyperparameters, by the names
-      of its sites: a NumPyro `MCMC`, a `DataTree` or `InferenceData` of PyMC, ArviZ or
-      `posterior.sample`, a path to one, a dictionary of arrays `(chain, draw, ...)`, a list of
-      dictionaries with one for each chain; flat names such as `theta[1]` are put together. A stack
-      of BlackJAX' states, `(chain, draw, ...)` or `(draw, ...)` of one chain, and
-      `diffmh.sample`'s tree have unconstrained states. `weights`: as in `diffmh.from_draws`.
+    - `draws`: existing draws instead, from the same model, by the names of its sites: a NumPyro
+      `MCMC`, a `DataTree` or `InferenceData` of PyMC, ArviZ or `posterior.sample`, a path to one, a
+      dictionary of arrays `(chain, draw, ...)`, a list of dictionaries with one for each chain;
+      flat names such as `theta[1]` are put together. A stack of BlackJAX' states,
+      `(chain, draw, ...)` or `(draw, ...)` of one chain, and `diffmh.sample`'s tree have
+      unconstrained states.
+    - `at`: the hyperparameters that the draws were made with, by name, if they are not the
+      posterior's: the draws are then weighted by the ratio of the densities. `weights`: weights of
+      your own instead, as in `diffmh.from_draws`.
     - `quantities`: rows for `"mean"`, `"sd"`, `"median"` and quantiles such as `"q05"`, `"q97.5"`.
     - `prior`: names of the sites whose densities count as the prior that is raised to a power; all
       latent sites if left out. In a hierarchy these include the groups' own effects, so that the
@@ -85,8 +89,9 @@ def sensitivity(
     quantity or the weights have a heavy tail (Pareto k̂ above 0.7), or more than 1 % of the
     transitions diverged.
 
-    **Refused**: neither a key nor draws; both, unless f draws predictions; draws whose names or
-    shapes are not the model's.
+    **Refused**: neither a key nor draws; both, unless f draws predictions; draws whose names,
+    shapes or labels are not the model's, or that `posterior.sample` made at other hyperparameters
+    than `at` or the posterior's.
 
     >>> import diffmh, jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
     >>> def model(y, scale):
@@ -108,8 +113,13 @@ def sensitivity(
     validate.function(f, where, "f", "f(theta, sites) -> pytree of quantities")
     level = validate.number(level, "sensitivity(level=...)", above=0, below=1)
     quantities, predicts = checked_quantities(quantities), draws_predictions(f)
+    if key is not None and not isinstance(key, jax.Array) and draws is None:
+        raise TypeError(
+            f"`{where}`: `key` must be a typed key, `jax.random.key(seed)`, got an object of type"
+            f" {type(key).__name__}: existing draws are passed by name, `draws=...`."
+        )
     key_sample: Any = key if key is None else validate.typed_key(key)
-    _refuse_sources(key, draws, kernel, weights, options, predicts)
+    _refuse_sources(key, draws, kernel, at, weights, options, predicts)
     key_predict, impl = None, None
     if predicts:
         impl = jax.random.key_impl(key_sample)
@@ -120,14 +130,19 @@ def sensitivity(
     if draws is None:
         draws = posterior.sample(key_sample, **options)
     given = read(draws, "sensitivity(draws=...)")
-    states = states_of(posterior, given)
+    if at is not None:
+        at = posterior.other_theta(at, "sensitivity(at=...)")
+    made_by = posterior if at is None else dataclasses.replace(posterior, theta=at)
+    states = states_of(made_by, given, "sensitivity(draws=...)")
+    if at is not None:
+        weights = weights_between(made_by, posterior, states)
     if key_predict is not None:
         states = problem.with_keys(states, key_predict)
     made = _from_draws(problem, states, weights)
     return _table(made, problem.theta, given, quantities, level, draws)
 
 
-def _refuse_sources(key, draws, kernel, weights, options: dict, predicts: bool) -> None:
+def _refuse_sources(key, draws, kernel, at, weights, options: dict, predicts: bool) -> None:
     if key is None and draws is None:
         raise ValueError(
             "`sensitivity` takes either a `key` for sampling or existing `draws`, got neither."
@@ -138,11 +153,14 @@ def _refuse_sources(key, draws, kernel, weights, options: dict, predicts: bool) 
             " make a posterior for another `theta`."
         )
     if draws is None:
-        if weights is not None:
-            raise ValueError(
-                "`sensitivity(weights=...)` are weights of `draws`, which are missing."
-            )
+        for name, value in (("weights", weights), ("at", at)):
+            if value is not None:
+                raise ValueError(f"`sensitivity({name}=...)` is for `draws`, which are missing.")
         return
+    if at is not None and weights is not None:
+        raise ValueError(
+            "`sensitivity` takes one of `at`, from which it makes weights, and `weights`, got both."
+        )
     if predicts and key is None:
         raise ValueError(
             "`sensitivity`: `f(theta, sites, key)` draws predictions: pass a `key` too."
@@ -168,6 +186,9 @@ def _own_chains(problem, key, kernel, quantities, predicts, level, options) -> S
     made = problem.posterior.kernel_for(problem.log_density, kernel)
     start = {} if isinstance(made, Adapted) else {"init": problem.posterior.init}
     options = {**start, "estimator": Covariance(), **options}
+    if isinstance(options["estimator"], Covariance):
+        # The adapters have made the coordinates unconstrained.
+        options["estimator"] = options["estimator"].declared_unconstrained()
     if "num_samples" not in options:
         raise TypeError(
             "`sensitivity(posterior, f, key, kernel=...)` runs chains of that kernel: pass their"
@@ -181,24 +202,18 @@ def _from_draws(problem: WithPowers, states: PyTree, weights: Any) -> FromDraws:
     """The only place where `sensitivity` makes means of draws: with Stein's control variates where
     their conditions hold.
     """
-    control = "stein" if weights is None and _suits_stein(problem, states) else None
-    return from_draws(
-        problem.values,
-        problem.log_density,
-        states,
-        weights=weights,
-        control=control,
-        unconstrained=True,
-    )
+    made = from_draws(problem.values, problem.log_density, states, weights=weights)
+    if weights is None and _suits_stein(made, problem.theta):
+        return dataclasses.replace(made, control="stein")
+    return made
 
 
-def _suits_stein(problem: WithPowers, states: PyTree) -> bool:
+def _suits_stein(made: FromDraws, theta: PyTree) -> bool:
     """True if the density is proved continuous in the real coordinates, which the adapters have
     made unconstrained, and every one of them has a mean: then `g ∇φ → 0` for φ of degree 3.
     """
-    part, _ = stein.continuous_part(states)
-    x = one_draw(states)
-    if stein.dimension(x) == 0 or stein.jumps_in_x(problem.log_density, problem.theta, x):
+    part, _ = stein.continuous_part(made.draws)
+    if stein.dimension(one_draw(made.draws)) == 0 or made.jumps_in_x(trees.strong(theta)):
         return False
     for leaf in map(np.asarray, jax.tree.leaves(part)):
         for column in leaf.reshape(-1, math.prod(leaf.shape[2:])).T:

@@ -126,12 +126,14 @@ class FromDrawsRows:
             estimate = RowEstimate(derivative, judged.error, judged.low, judged.high)
             if statistic == "mean":
                 estimate = RowEstimate(*map(float, self.means[index, p]))
-            doubt = found.missing or self.doubt or self._doubt(judged, own, heavy)
+            doubt = self._doubt(judged, own, heavy)
+            doubt = found.missing or self.doubt or doubt
             yield row(quantity, statistic, parameter, estimate, sd, doubt)
 
     def _doubt(self, judged: Judgement, own: Health, heavy: bool) -> str:
-        r_hat = max(judged.r_hat, own.r_hat)
-        effective = min(judged.effective_draws, own.effective_draws)
+        # Where one of them is NaN, there is nothing to judge by.
+        r_hat = float(np.fmax(judged.r_hat, own.r_hat))
+        effective = float(np.fmin(judged.effective_draws, own.effective_draws))
         self.health = Health(
             max(self.health.r_hat, r_hat), min(self.health.effective_draws, effective)
         )

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, overload
 
+import numpy as np
+
 from ..base import validate
 from ..base.validate import Checked
 from ..reports import display
@@ -85,7 +87,7 @@ class Sensitivity:
         if isinstance(at, tuple) and len(at) == 2 and all(isinstance(part, str) for part in at):
             found = [row for row in self.rows if (row.quantity, row.hyperparameter) == at]
             return found[0] if found else self._unknown(at)
-        return self.rows[at] if isinstance(at, int) else self._unknown(at)
+        return self.rows[int(at)] if isinstance(at, int | np.integer) else self._unknown(at)
 
     def _named(self, name: str) -> tuple[SensitivityRow, ...]:
         """The rows of a quantity; of a hyperparameter if no quantity has this name."""

@@ -87,14 +87,23 @@ class Batched(eqx.Module):
     r_hat: float
 
     @staticmethod
-    def of(given: Reweighted, theta: PyTree, tail: Tail, explicit: bool, order: int) -> Batched:
-        """Batches of some 20 autocorrelation times of the weighted terms that are averaged."""
+    def of(
+        given: Reweighted,
+        theta: PyTree,
+        tail: Tail,
+        explicit: bool,
+        order: int,
+        batches: int | None = None,
+    ) -> Batched:
+        """Batches of some 20 autocorrelation times of the weighted terms that are averaged; or
+        `batches` of each chain.
+        """
         chains, draws = chains_and_draws(given.draws)
         found = evaluate(given.f, given.log_density, theta, given.draws, given.args, explicit)
         value, score, slope, *_ = (np.asarray(part, float) for part in found)
         series = _weighted_series(AtDraws(value, score, slope), tail, order)
         time = max(map(autocorrelation_time, series))
-        count = batches_per_chain(chains, draws, time)
+        count = batches_per_chain(chains, draws, time) if batches is None else batches
         ratio = jackknife(given, theta, order, explicit, count)
         return Batched(ratio, time, count, largest_r_hat(series))
 
@@ -136,35 +145,49 @@ def weighted_report(given: Reweighted, theta: PyTree, examination: Examination) 
     return first_order(given, theta, examination, tail, found)
 
 
+def weighted_run(
+    given: Reweighted, theta: PyTree, examination: Examination, batches: int | None = None
+) -> RunChains:
+    """Value and derivative of each batch of draws that were made elsewhere."""
+    tail = Tail.of(given, theta)
+    tail.refuse(theta)
+    found = Batched.of(given, theta, tail, examination.explicit, 1, batches)
+    return _of_batches(given, theta, examination, tail, found)
+
+
 def first_order(
     given: Reweighted, theta: PyTree, examination: Examination, tail: Tail, found: Batched
 ) -> Report:
+    made = report(_of_batches(given, theta, examination, tail, found))
+    return dataclasses.replace(made, effective_draws=tail.effective, pareto_k=tail.pareto_k)
+
+
+def _of_batches(
+    given: Reweighted, theta: PyTree, examination: Examination, tail: Tail, found: Batched
+) -> RunChains:
     chains, draws = chains_and_draws(given.draws)
     value = np.moveaxis(np.asarray(found.ratio.value), 0, -1)
     assert found.ratio.slope is not None
     slope = np.moveaxis(np.asarray(found.ratio.slope), 0, -1)
     few = chains * found.per_chain < 8 or draws < 10 * found.time
-    made = report(
-        RunChains(
-            Unflatten.of(examination.form),
-            theta,
-            jnp.asarray(value),
-            jnp.asarray(slope),
-            (),
-            notes=(
-                f"by reweighting, from {chains} chains of {draws:,} draws in"
-                f" {chains * found.per_chain} batches; autocorrelation time {found.time:.3g}",
-                f"effective draws {tail.effective:,.0f} of {chains * draws:,}"
-                f" ({tail.share:.0%}), Pareto k̂ {tail.pareto_k:.2f}",
-            ),
-            warnings=(
-                *diagnostics.of_draws(draws, found.time, found.r_hat, few),
-                *tail.warnings(),
-            ),
-            effective_samples=_effective_samples(given, theta, tail, value),
-        )
+    return RunChains(
+        Unflatten.of(examination.form),
+        theta,
+        jnp.asarray(value),
+        jnp.asarray(slope),
+        (),
+        notes=(
+            f"by reweighting, from {chains} chains of {draws:,} draws in"
+            f" {chains * found.per_chain} batches; autocorrelation time {found.time:.3g}",
+            f"effective draws {tail.effective:,.0f} of {chains * draws:,}"
+            f" ({tail.share:.0%}), Pareto k̂ {tail.pareto_k:.2f}",
+        ),
+        warnings=(
+            *diagnostics.of_draws(draws, found.time, found.r_hat, few),
+            *tail.warnings(),
+        ),
+        effective_samples=_effective_samples(given, theta, tail, value),
     )
-    return dataclasses.replace(made, effective_draws=tail.effective, pareto_k=tail.pareto_k)
 
 
 def _effective_samples(
