@@ -3,16 +3,19 @@
 
     taskset -c 0 python benchmarks/slots.py [--small-loops] [--default | --held-out] [PART ...]
 
-Parts: normal, few, mixture, lattices. All programs of a part are interleaved in one process; times
-are the least of several, of the processor. `--default` runs the ten problems of `docs/honest.md`
-instead, at 16 and at 512 chains: variance × time of the default over the least of K = 1 … 16;
-`--held-out` five others, which took no part in the choice of the default.
+Parts: normal, few, mixture, lattices, births, and first_gradient, which measures compile time and
+memory over K. All programs of a part are interleaved in one process; times are the least of
+several, of the processor. `--default` runs the ten problems of `docs/honest.md` instead, at 16 and
+at 512 chains: variance × time of the default over the least of K = 1 … 16; `--held-out` five
+others, which took no part in the choice of the default.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import math
 import os
 import sys
@@ -35,25 +38,28 @@ from diffmh.models import gaussian, ising, mixture
 
 KEY = jax.random.key(0)
 COUNTS = (1, 2, 4, 8)
+ALL_COUNTS = (*COUNTS, 16)
 REPEATS = 9
+
+
+def total_of(f, kernel, start, num_chains, num_samples, count):
+    """The sum of an expectation's entries as a function of θ, with K alternatives."""
+    mean = diffmh.expectation(
+        f,
+        kernel,
+        init=start,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        estimator=diffmh.StochasticDerivative(alternatives=count),
+    )
+    return lambda theta: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(mean(theta, KEY)))
 
 
 def programs(f, kernel, start, theta, num_chains, num_samples, counts=COUNTS):
     """The value, and the gradient with each K, by name."""
     found = {}
     for count in counts:
-        mean = diffmh.expectation(
-            f,
-            kernel,
-            init=start,
-            num_samples=num_samples,
-            num_chains=num_chains,
-            estimator=diffmh.StochasticDerivative(alternatives=count),
-        )
-
-        def total(theta, mean=mean):
-            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(mean(theta, KEY)))
-
+        total = total_of(f, kernel, start, num_chains, num_samples, count)
         gradient = jax.jit(jax.value_and_grad(total))
         found[count] = lambda gradient=gradient: gradient(theta)
         if count == 1:
@@ -63,13 +69,17 @@ def programs(f, kernel, start, theta, num_chains, num_samples, counts=COUNTS):
 
 
 def ratios(name: str, times: dict, bars: dict[int, float], to_value: float | None):
-    """The bars of one problem: K against K = 1, and K = 1 against the value."""
-    for count, bar in bars.items():
-        ratio = times[count] / times[1]
-        yield row(f"{name}: K = {count} / K = 1", f"{ratio:.2f}", f"≤ {bar:g}", ratio <= bar)
-    ratio = times[1] / times["value"]
-    bar, met = ("–", True) if to_value is None else (f"≤ {to_value:g}", ratio <= to_value)
-    yield row(f"{name}: gradient at K = 1 / value", f"{ratio:.2f}", bar, met)
+    """The times of one problem, K against K = 1 and K = 1 against the value, with their bars."""
+    for count in COUNTS[1:]:
+        if count in times:
+            yield against(f"{name}: K = {count} / K = 1", times[count] / times[1], bars.get(count))
+    yield against(f"{name}: gradient at K = 1 / value", times[1] / times["value"], to_value)
+
+
+def against(what: str, ratio: float, bar: float | None) -> str:
+    if bar is None:
+        return f"{what:<66}{ratio:>14.2f}"
+    return row(what, f"{ratio:.2f}", f"≤ {bar:g}", ratio <= bar)
 
 
 def normal():
@@ -118,7 +128,49 @@ def lattices():
         yield row(f"{what}: gradient / value", f"{ratio:.2f}", "≤ 3", ratio <= 3)
 
 
-PARTS = {"normal": normal, "few": few, "mixture": mixtures, "lattices": lattices}
+def births():
+    """A Boltzmann machine of 136 parameters and as many outputs."""
+    from sizes import programs as machine
+
+    functions = {}
+    for count in COUNTS:
+        value, functions[count] = machine(16, 136, True, count)
+        functions.setdefault("value", value)
+    times = best_times(functions, REPEATS, time.process_time)
+    yield from ratios("births, 136 parameters", times, {2: 2.0, 4: 3.0}, None)
+
+
+def first_gradient():
+    """What a first gradient costs before it runs: compile time and temporary memory over K."""
+    problems = {
+        "N(θ,1), 16 chains": (lambda t, x: x, gaussian.sampler(), 0.0, 16, 4000),
+        "mixture, 16 chains": (mixture.indicator, mixture.sampler(), 0, 16, 4000),
+        "Ising 12×12, 256 chains": (ising.energy, ising.sampler(), ising.cold(12), 256, 40),
+    }
+    chosen = default_count(0.5)
+    for name, given in problems.items():
+        seconds, memory = dict.fromkeys(ALL_COUNTS, math.inf), {}
+        for _, count in itertools.product(range(3), ALL_COUNTS):
+            gradient = jax.jit(jax.value_and_grad(total_of(*given, count)))
+            began = time.process_time()
+            compiled = gradient.lower(0.5).compile()
+            seconds[count] = min(seconds[count], time.process_time() - began)
+            memory[count] = compiled.memory_analysis().temp_size_in_bytes
+        for count in ALL_COUNTS:
+            print(f"{name}: K = {count}: {seconds[count]:.2f} s, {memory[count] / 1e3:.0f} kB")
+        ratio = seconds[chosen] / seconds[1]
+        what = f"{name}: compile time of the default / K = 1"
+        yield row(what, f"{ratio:.2f}", "≤ 1.2", ratio <= 1.2)
+
+
+PARTS = {
+    "normal": normal,
+    "few": few,
+    "mixture": mixtures,
+    "lattices": lattices,
+    "births": births,
+    "first_gradient": first_gradient,
+}
 
 
 def default(held_out: bool = False):
@@ -128,12 +180,13 @@ def default(held_out: bool = False):
 
     problems = [(problem, False) for problem in five()] if held_out else ten()
     excess = []
-    for num_chains in (16, 512):
-        for problem, composed in problems:
-            costs, chosen = costs_of(problem, composed, num_chains)
-            least = min(costs.values())
-            excess.append((costs[chosen] / least, costs[1] / least))
-            line = ", ".join(f"K = {count}: {cost / least:.2f}" for count, cost in costs.items())
+    for problem, composed in problems:
+        costs = costs_of(problem, composed)
+        chosen = default_count(problem.theta)
+        for num_chains, of in costs.items():
+            least = min(of.values())
+            excess.append((of[chosen] / least, of[1] / least))
+            line = ", ".join(f"K = {count}: {cost / least:.2f}" for count, cost in of.items())
             print(f"{problem.name}, {num_chains} chains: {line}; default {chosen}", flush=True)
     now, before = np.array(excess).T
     mean = lambda ratios: math.exp(np.mean(np.log(ratios)))
@@ -142,26 +195,33 @@ def default(held_out: bool = False):
     yield f"K = 1 everywhere: geometric mean {mean(before):.2f}, worst {before.max():.2f}"
 
 
-def costs_of(problem, composed: bool, num_chains: int):
-    """Variance × time for each K, the geometric mean over entries; and the default's K. Variances
-    are those of 512 chains, which are independent, whatever number of them is timed.
+def costs_of(problem, composed: bool) -> dict[int, dict[int, float]]:
+    """For 16 and for 512 chains variance × time of each K, the geometric mean over entries. The
+    variances are those of 512 chains, which are independent, for both.
     """
-    many = dataclasses.replace(problem, num_chains=512)
-    few = dataclasses.replace(problem, num_chains=num_chains)
-    runs, variances = {}, {}
-    for count in (1, 2, 4, 8, 16):
+    runs = {}
+    for num_chains, count in itertools.product((16, 512), ALL_COUNTS):
         estimator = diffmh.StochasticDerivative(alternatives=count)
-        timed, sampled = (_made(each, estimator, composed) for each in (few, many))
-        slope = jax.jit(jax.jacfwd(timed))
-        runs[count] = lambda slope=slope: slope(problem.theta, KEY)
-        each = jax.tree.leaves(jax.jit(jax.jacfwd(sampled.per_chain))(problem.theta, KEY))
+        made = _made(dataclasses.replace(problem, num_chains=num_chains), estimator, composed)
+        slope = jax.jit(jax.jacfwd(made.per_chain))
+        runs[num_chains, count] = functools.partial(slope, problem.theta, KEY)
+    times = best_times(runs, 5, time.process_time)
+    variances = {}
+    for count in ALL_COUNTS:
+        each = jax.tree.leaves(runs[512, count]())
         flat = np.concatenate([np.asarray(leaf, float).reshape(512, -1) for leaf in each], axis=1)
         spread = flat.var(axis=0, ddof=1)
         variances[count] = math.exp(np.mean(np.log(spread[spread > 0])))
-    times = best_times(runs, 5, time.process_time)
-    size = sum(np.size(leaf) for leaf in jax.tree.leaves(problem.theta))
-    chosen = diffmh.StochasticDerivative().with_alternatives(size).num_alternatives
-    return {count: variances[count] * times[count] for count in runs}, chosen
+    return {
+        num_chains: {count: variances[count] * times[num_chains, count] for count in ALL_COUNTS}
+        for num_chains in (16, 512)
+    }
+
+
+def default_count(theta) -> int:
+    """The K that `alternatives=None` resolves to."""
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
+    return diffmh.StochasticDerivative().with_alternatives(size).num_alternatives
 
 
 def _made(problem, estimator, composed):

@@ -123,6 +123,10 @@ def test_births_have_one_alternative_by_default():
 def test_reports_and_comparisons_name_the_number_in_use():
     mean = three_components(None)
     assert "alternatives=4" in mean.run_chains(0.4, KEY).outcomes[0].method.in_use
+    report = mean.run(0.4, KEY)
+    assert report.num_alternatives == 4 and "4 alternatives alive" in str(report)
+    one = three_components(diffmh.StochasticDerivative(alternatives=1)).run(0.4, KEY)
+    assert one.num_alternatives == 1 and "1 alternative alive" in str(one)
     names = [repr(estimator) for estimator in mean.applicable(1)]
     assert names[0] == "StochasticDerivative(weights='two-sided', alternatives=4)"
     assert len(set(names)) == len(names)

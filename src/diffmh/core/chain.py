@@ -235,7 +235,7 @@ def _few_numbers(memory: PyTree) -> bool:
     weight = getattr(memory, "weight", None)
     if weight is None or weight.shape[0] == 1:
         return True
-    return sum(leaf.size for leaf in jax.tree.leaves(memory)) <= 2 * _SMALL
+    return sum(leaf.size for leaf in jax.tree.leaves(memory)) <= _SMALL
 
 
 def _primal(step: Step) -> PyTree:

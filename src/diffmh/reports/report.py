@@ -70,6 +70,8 @@ class Report(eqx.Module):
       `steps` of each pair, `distance(t)` from equilibrium at most, and a suggested `burn_in`;
       `None` for chains that run alone.
     - `num_chains`: how many chains the errors come from.
+    - `num_alternatives`: how many alternatives each chain could follow at a time (K), also where
+      the estimator chose it; 0 for an estimator without. `compare` says what others would give.
     - `nan_proposals`: proposals whose log density was NaN; they are never accepted.
     - `warnings`: what looks wrong, and what to do about it.
     - `per_chain`: each chain's own value and gradient, like `value` and `gradient` with the chains
@@ -105,6 +107,7 @@ class Report(eqx.Module):
     meeting_time: MeetingTime | None = None
     effective_draws: float = math.nan
     pareto_k: float = math.nan
+    num_alternatives: int = 0
 
     def interval(self, level: Checked[float] = 0.95) -> tuple[PyTree, PyTree]:
         """Confidence intervals of value and gradient: two pytrees like them, each leaf with a last
@@ -177,7 +180,8 @@ class Report(eqx.Module):
             facts.append(f"effective samples {least:,.0f}")
         if not math.isnan(self.alive_fraction):
             facts.append(f"recoupling after {self.recoupling_time:.3g} steps")
-            facts.append(f"alternative alive {self.alive_fraction:.0%}")
+            slots = "alternative" if self.num_alternatives == 1 else "alternatives"
+            facts.append(f"{self.num_alternatives} {slots} alive {self.alive_fraction:.0%}")
             facts.append(f"largest weight {self.max_weight:.3g}")
         lines = [", ".join(facts)] if facts else []
         return lines if self.meeting_time is None else [*lines, meetings.facts(self.meeting_time)]
@@ -219,6 +223,7 @@ def report(chains: RunChains) -> Report:
         effective_samples=like_value(_effective_samples(chains, found)),
         nan_proposals=sum(d.nan_proposals for d in found),
         num_chains=chains.value.shape[-1],
+        num_alternatives=max((d.method.num_alternatives for d in found), default=0),
         # Of several expectations, that of the slowest pairs.
         meeting_time=max(times, key=lambda time: (time.num_unmet, time.mean), default=None),
         # Expectations that are composed may have the same to say.
