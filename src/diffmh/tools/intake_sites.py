@@ -139,8 +139,8 @@ def _refuse_boundary(states: dict[str, Any]) -> None:
     for name, array in states.items():
         if not bool(jnp.all(jnp.isfinite(array))):
             raise ValueError(
-                f"`{_WHERE}`: some draws of {name!r} are not finite, or lie outside or on the"
-                " boundary of its support, where no unconstrained state is. Draws must be of the"
+                f"`{_WHERE}`: some draws of {name!r} are not finite, or lie outside its support"
+                " or on its boundary, and so have no unconstrained state. Draws must be of the"
                 " same model at the same hyperparameters, in the model's own (constrained) sites."
             )
 
