@@ -496,8 +496,8 @@ def test_a_kernel_of_another_density(posterior):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({}, "either a `key`"),
-        ({"key": KEY, "draws": {"mean": jnp.ones((4, 20))}}, "got both"),
+        ({}, "needs a `key` for sampling, or existing `draws`"),
+        ({"key": KEY, "draws": {"mean": jnp.ones((4, 20))}}, "got both a `key`"),
         ({"key": KEY, "weights": jnp.ones(3)}, "for `draws`, which"),
         ({"draws": {"mean": jnp.ones((4, 20))}, "num_samples": 3}, "no use for .'num_samples'"),
         ({"key": KEY, "at": {"scale": 3.0}}, "for `draws`, which"),

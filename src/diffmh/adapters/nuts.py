@@ -219,9 +219,11 @@ def _nuts_step(
 
 
 def _starts(target: Target, init, theta: Sites, key, num_chains: int) -> ChainPlace:
-    """A start for each chain where the log density and its gradient are finite: the model's own,
-    spread out if it is the same for every chain; then others near it, as Stan's. Raises
-    `ValueError` if a chain has none after `_TRIES` tries.
+    """A start for each chain at which the log density and its gradient are finite.
+
+    The first try is the model's own start, with jitter if it is the same for every chain. A chain
+    for which this fails tries random points near the model's start, as Stan does. Raises
+    `ValueError` if a chain has no start after `_TRIES` tries.
     """
     keys = jax.random.split(key, num_chains)
     places, found = _tried(target, init, theta, keys, 0, 0.0)

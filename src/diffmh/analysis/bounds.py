@@ -175,8 +175,8 @@ class Bounds:
         return self.is_steady(atom, finite=True)
 
     def is_steady(self, atom: Atom, finite: bool = False) -> bool:
-        """True if random values cannot change whether the value is finite. With `finite`, True if
-        it is finite whenever all inputs of the program are.
+        """True if random values cannot change whether the value is finite. With `finite`, True
+        only if the value is finite whenever all inputs of the program are.
         """
         if isinstance(atom, Constant):
             return self._is_finite(atom) if finite else True

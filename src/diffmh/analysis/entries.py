@@ -209,8 +209,9 @@ class Builder:
         return None
 
     def _first_or_last(self, array: Atom, count: int) -> list[Proposition] | None:
-        """The conditions that the first true entry (or the last, for cumulative sums of booleans)
-        is entry 0, 1, …; it is entry 0 if none is true.
+        """For each entry, the condition that it is the first true one; entry 0 counts as first if
+        none is true. For cumulative sums of booleans, whose maximum is reached at the last true
+        entry, the last one instead.
         """
         made, logic = self.facts.definition(array), self.algebra.logic
         backward = made is not None and made.primitive == "cumsum"

@@ -18,7 +18,8 @@ from .places import Places
 
 class Facts:
     """`theta` and `random` are the values that depend on θ and on continuous random values. A
-    value that depends on both is *moved*: the place where it crosses a threshold depends on θ.
+    value that depends on both is *moved*: the place where it crosses a threshold depends on θ, and
+    a derivative with the random values held fixed does not see that.
     """
 
     def __init__(self, program: Program, theta: Iterable[Variable], random: Iterable[Variable]):
@@ -154,8 +155,8 @@ class Facts:
         )
 
     def _has_one_branch(self, equation: Equation) -> bool:
-        """True if it is a single analytic function on the range of its operand. `sqrt(x²)` is not:
-        it is x on one side of 0 and −x on the other.
+        """True if the equation computes a single analytic function on the range of its operand.
+        `sqrt(x²)` does not: it is x on one side of 0 and −x on the other.
         """
         operand = equation.inputs[0] if equation.inputs else None
         if operand not in self.random or equation.primitive not in _BRANCHES:

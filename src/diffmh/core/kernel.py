@@ -29,7 +29,8 @@ class State(eqx.Module):
     """Where a chain is, `x`; what its kernel has computed there, so as not to compute it twice;
     and the tangent of `x`, for kernels whose moves depend on θ.
 
-    A tangent has the P parameters leading at each float of `x`, and `None` elsewhere.
+    For each floating leaf of `x` the tangent has an array with a leading axis of P parameters; for
+    any other leaf it has `None`.
     """
 
     x: PyTree

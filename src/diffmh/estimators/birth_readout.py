@@ -265,8 +265,9 @@ class Forward(eqx.Module):
 
 
 class Rows(eqx.Module):
-    """All of each chain's derivative, for reports: over the samples for every parameter, and over
-    stretches and halves of the chains along a few directions of θ, if there are many parameters.
+    """Each chain's derivative, for reports: over all samples for every parameter, and over
+    stretches and halves of the chain for every parameter or, with many of them, along a few
+    directions of θ.
     """
 
     num_shares: ClassVar[int] = 3

@@ -38,8 +38,8 @@ class Explicit(eqx.Module):
 
 
 class HessianMoments(eqx.Module):
-    """Averages over one chain of products of f, s and h about their origins; q runs over the
-    directions, i over the parameters.
+    """Averages over one chain of products of f, s = ∂ log g/∂θ and h = ∂s/∂θ, each less its value
+    at the chain's start (`Origin`); q runs over the directions, i over the parameters.
     """
 
     f: Float[Array, "F *C"]

@@ -246,6 +246,7 @@ class BlockGibbs(OfDensity, BlockUpdate):
         if not hasattr(block, "shape"):
             raise TypeError(
                 f"`BlockGibbs(where=...)` must pick one array of the state, got {block}."
+                " For several arrays, put a `BlockGibbs` for each into a `Cycle`."
             )
         for value in self.values:
             if np.asarray(value).astype(block.dtype) != value:
@@ -269,8 +270,9 @@ class BlockGibbs(OfDensity, BlockUpdate):
         log_odds = parameters.evaluate(self.logits, state.value)
         if jnp.shape(log_odds.primal) != noise.shape:
             raise ValueError(
-                f"`BlockGibbs(logits=...)` must return an array of the block's shape {noise.shape},"
-                f" got {jnp.shape(log_odds.primal)}."
+                "`BlockGibbs(logits=...)` must return the log odds of the second value for"
+                f" each unit, an array of the block's shape {noise.shape}, got"
+                f" {jnp.shape(log_odds.primal)}."
             )
         validate.real_dtype(log_odds.primal.dtype, "what `BlockGibbs(logits=...)` returns")
         return Bernoulli.draw(noise, log_odds)

@@ -178,8 +178,9 @@ def _of_alternatives(d: Diagnosis) -> Iterator[str]:
 
 
 def _signs_of_few_alternatives(d: Diagnosis) -> Iterator[str]:
-    """Alternatives that hardly ever make room for others, and those that are too heavy. Those of
-    pairs are all followed to their end.
+    """Signs that few alternatives carry the gradient: they hardly ever recouple, few contributions
+    make up much of the sum, or one alternative carries much of the weight. None is reported for
+    pairs of chains, whose alternatives are followed until they recouple.
     """
     if d.method.paired:
         return

@@ -116,8 +116,8 @@ EXPERIMENT = Experiment(
         " decision could have gone the other way. Coupled to the primal by maximal reflection,"
         " they soon meet it again. The stronger the red, the larger the weight. A cross ends an"
         " alternative that was pruned: only one is followed at a time, so when another is born,"
-        " one of the two is kept at random, in proportion to its weight, and carries the weight"
-        " of both. On average nothing is lost."
+        " one of the two is kept at random, with probability in proportion to its weight, and"
+        " gets the weight of both. On average nothing is lost."
     ),
     data=Branching,
     compute=compute,

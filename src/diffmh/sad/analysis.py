@@ -201,7 +201,8 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
 def spread(
     equation: Equation, facts: Iterable[set[Variable]], within: Callable[[Program], None]
 ) -> None:
-    """Pass facts through a loop or a conditional: a fact about a value holds for what it becomes.
+    """Pass facts through a loop or a conditional: a fact about an operand holds for the
+    variable that it is passed to.
     `within` handles the inner programs.
     """
     assert equation.control is not None

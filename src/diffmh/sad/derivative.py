@@ -103,8 +103,10 @@ def backward(
 
 
 class Scored(eqx.Module):
-    """The value with its draws held fixed, its credit (of which only the derivative is used), and
-    the log probability of the draws.
+    """The program's result with its draws held fixed, the credit of the result, and the log
+    probability of the draws. The credit is a sum over the terms of the result, whose derivative is
+    each term, less its baseline, times the score of the draws before it; only this derivative is
+    used.
     """
 
     value: Float[Array, "F"]
@@ -128,7 +130,7 @@ def scored(run: Run, baseline: Baseline) -> Scored:
 
 
 def smoothed(run: Run) -> Float[Array, "F"]:
-    """The value, where each draw passes on the derivative of its mean."""
+    """The value, where the derivative of each draw is taken to be that of its mean."""
     analysed = run.plan.by_jax
     result, valid = smooth(analysed.analysis, analysed.program, run.leaves)
     return ranges.nan_unless(valid, run.theta, result)

@@ -82,7 +82,8 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
     if moving and analysis.matters.intersection(equation.outputs) and primitives.is_flat(equation):
         raise NotDifferentiable(
             f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
-            " theta. If no derivative is intended, use `jax.lax.stop_gradient`."
+            " theta. If no derivative is intended, use `jax.lax.stop_gradient`; otherwise write"
+            " this step with other operations."
         )
 
 

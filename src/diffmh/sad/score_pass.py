@@ -3,7 +3,7 @@
 Its derivative by JAX is that of the program along its own path. There are two ways to account for
 the draws. With the *score*, each term x of the result gets a *credit* for the draws before it,
 `(x − b) log P(draws so far)` with a baseline b, whose derivative is added to the estimate. With
-`smooth`, a draw passes on the derivative of its mean, as if it were its mean. Then integers that
+`smooth`, the derivative of each draw is taken to be that of its mean. Then integers that
 depend on draws have a *shadow*: a float of the same value through which JAX differentiates.
 """
 
@@ -71,7 +71,7 @@ def replay(
 
 
 def smoothed(analysis: Analysis, program: Program, inputs: Sequence[Any]) -> list[Any]:
-    """A program's results, where each draw passes on the derivative of its mean."""
+    """A program's results, where the derivative of each draw is taken to be that of its mean."""
     player = Player(analysis, frozenset(_shadowed(program)), None)
     held, nothing = [Held(value) for value in inputs], [False] * len(program.outputs)
     return [one.primal for one in player.run(program, jnp.zeros(()), held, nothing)[1]]

@@ -351,8 +351,10 @@ def _window(
 
 
 def _replaced(key: Key[Array, ""], states: PyTree, moving: Bool[Array, "C"]) -> PyTree:
-    """The states, with those of chains that are stuck (Langevin's, far out, where the gradient is
-    large) replaced by those of others: a warm-up may start its chains again where it likes.
+    """The states, where each stuck chain has the state of a random one that moves, if any does.
+
+    A Langevin kernel, for example, gets stuck in the tails, where the gradient is large. Moving a
+    chain causes no bias: nothing is averaged in a warm-up, which may start chains anywhere.
     """
     logits = jnp.where(moving, 0.0, -jnp.inf)
     others = jax.random.categorical(key, logits, shape=moving.shape)

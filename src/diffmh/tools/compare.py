@@ -28,7 +28,8 @@ def compare(
     `Stationary` is in use, `Covariance` is shown and not recommended: it is right only if the
     chains have reached equilibrium, and a bias within their error is not seen.
 
-    **Arguments**: what `diffmh.expectation` or `diffmh.compose` returned, and those of its `.run`.
+    **Arguments**: what `diffmh.expectation` or `diffmh.compose` returned, and then the arguments of
+    its `.run`.
     Each estimator is compiled once and run four times.
 
     **Returns** a `Comparison`: print it, draw it with `plots.compare`, or take `.recommended`.

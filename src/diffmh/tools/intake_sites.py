@@ -207,8 +207,8 @@ def _refuse_infinite(states: Mapping[str, Any], where: str) -> None:
     for name, array in states.items():
         if not np.all(np.isfinite(array)):
             raise ValueError(
-                f"`{where}`: some draws of {name!r} are not finite, or lie outside or on the"
-                " boundary of its support, where no unconstrained state is. Draws must be of the"
+                f"`{where}`: some draws of {name!r} are not finite, or lie outside its support"
+                " or on its boundary, and so have no unconstrained state. Draws must be of the"
                 " same model at the same hyperparameters, in the model's own (constrained) sites."
             )
 

@@ -109,8 +109,9 @@ def with_draws(objective: Any, at: PyTree, draws: list[PyTree]) -> Any:
 
 
 class KeptDraws(eqx.Module):
-    """Where draws come from, which is all that a checkpoint need know of them: the theta, and the
-    number of the iteration, −1 before there are any.
+    """Where the kept draws were made: at which theta, and in which iteration (−1 if there are no
+    draws yet). A checkpoint stores only this, because the draws can be made again from it and the
+    key.
     """
 
     at: PyTree

@@ -115,8 +115,9 @@ def sample(
     place, hosts = checkpoint_of(checkpoint), Hosts(shared)
     if place is not None and hosts.several:
         raise ValueError(
-            "`sample(checkpoint=...)` is for one host, and `mesh` has devices of several: leave it"
-            " out, or let each host sample chains of its own, with a key of its own."
+            "`sample(checkpoint=...)` is for one host, and `mesh` has devices of several: leave"
+            " `checkpoint` out, or let each host sample chains of its own, with a mesh of its own"
+            " devices and a key of its own."
         )
     with (
         hosts.answering("Start the same script again on all hosts, or on fewer."),

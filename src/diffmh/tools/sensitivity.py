@@ -145,7 +145,7 @@ def sensitivity(
 def _refuse_sources(key, draws, kernel, at, weights, options: dict, predicts: bool) -> None:
     if key is None and draws is None:
         raise ValueError(
-            "`sensitivity` takes either a `key` for sampling or existing `draws`, got neither."
+            "`sensitivity` needs a `key` for sampling, or existing `draws`, got neither."
         )
     if "theta" in options:
         raise TypeError(
@@ -167,7 +167,8 @@ def _refuse_sources(key, draws, kernel, at, weights, options: dict, predicts: bo
         )
     if key is not None and not predicts:
         raise ValueError(
-            "`sensitivity` takes either a `key` for sampling or existing `draws`, got both."
+            "`sensitivity` got both a `key` and existing `draws`: leave one out. Only an `f` that"
+            " draws predictions, `f(theta, sites, key)`, needs both."
         )
     if kernel is not None or options:
         wrong = sorted([*options, *(["kernel"] if kernel is not None else [])])
