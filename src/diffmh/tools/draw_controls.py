@@ -28,9 +28,9 @@ class Coordinates(eqx.Module):
     def functions(self, monomials: Monomials) -> Float[np.ndarray, "n m"]:
         """Stein's functions at each draw, in coordinates standardised by all draws.
 
-        The span of all monomials up to a degree does not depend on the centre, and the scale only
-        sets the weights of the coordinates in `Δφ + ∇φ · ∇ log g`: that both come from the draws
-        themselves moves the mean by less than 1/n of what is subtracted.
+        Centre and scale come from the draws themselves. This moves the mean by less than 1/n of
+        what is subtracted: the span of all monomials up to a degree does not depend on the centre,
+        and the scale only sets the weights of the coordinates in `Δφ + ∇φ · ∇ log g`.
         """
         centre, scale = self.x.mean(axis=0), self.x.std(axis=0)
         scale = np.where(scale > 0, scale, 1.0)
