@@ -30,6 +30,7 @@ import optax
 import diffmh
 from diffmh import models, plots, sad
 from diffmh.models import boltzmann, gaussian, ising, mixture
+from diffmh.runs.configure import small_loops_are_on
 
 KEY = jax.random.key(0)
 
@@ -217,7 +218,8 @@ def kernels() -> Iterator[Call]:
 def estimators() -> Iterator[Call]:
     pairs = {"lag": 1, "alternatives": None, "max_steps": None}
     yield Call("Stationary", diffmh.Stationary, pairs)
-    yield Call("configure", diffmh.configure, {"small_loops": True}, dear=True)
+    # As it is: JAX has started, and no other setting can be made any more.
+    yield Call("configure", diffmh.configure, {"small_loops": small_loops_are_on()})
     yield Call("Covariance", diffmh.Covariance, {"control": None, "unconstrained": False})
     yield Call("Score", diffmh.Score, {"baseline": 0.0})
     yield Call(
