@@ -118,7 +118,7 @@ def _as_cards(app, name, source):
     row = re.compile(r"\| \[\]\((?P<page>\w+)\.md\) \| (?P<method>.*) \| (?P<check>.*) \|\n")
     cards = "".join(CARD % found.groupdict() for found in row.finditer(source[0]))
     begin, end = source[0].index("| problem |"), source[0].index("```{toctree}")
-    grid = "::::{grid} 1 2 2 3\n:gutter: 3\n\n" + cards + "::::\n\n"
+    grid = "::::{grid} 1 1 2 2\n:gutter: 3\n\n" + cards + "::::\n\n"
     source[0] = source[0][:begin] + grid + source[0][end:]
 
 
