@@ -77,6 +77,7 @@ def f(theta, x):
 
 NORMAL = gaussian.sampler()
 MEAN = diffmh.expectation(f, NORMAL, init=0.0, num_samples=4, num_chains=4)
+PAIRS = MEAN.by(diffmh.Stationary())
 LENGTH = {"init": 0.0, "num_samples": 4, "burn_in": 0, "num_chains": 2}
 
 
@@ -150,6 +151,7 @@ def results() -> dict[str, Any]:
     quantity = lambda theta, sites: sites["mean"]
     return {
         "report": MEAN.run(0.5, KEY),
+        "meetings": PAIRS.run(0.5, KEY),
         "trace": diffmh.trace(NORMAL, 0.5, KEY, init=0.0, num_steps=3),
         "ascent": diffmh.optimise(lambda theta, key: theta**2, 0.5, KEY, **adam),
         "comparison": diffmh.compare(MEAN, 0.5, KEY),
@@ -330,7 +332,7 @@ def reports() -> Iterator[Call]:
     )
     influence = {"table": made["influence"], "most": 4}
     yield Call("plots.influence", plots.influence, influence, dear=True)
-    yield Call("plots.meeting", plots.meeting, {"report": made["report"]}, dear=True)
+    yield Call("plots.meeting", plots.meeting, {"report": made["meetings"]}, dear=True)
 
 
 def posteriors() -> Iterator[Call]:
