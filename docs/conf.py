@@ -136,6 +136,17 @@ def _thumbnails(app, exception):
             whole.save(folder / f"{pathlib.PurePath(page).name}.png")
 
 
+def _accessible(app, page, template, context, doctree):
+    """Complete what screen readers and keyboards need: the level of the captions in the sidebar,
+    and the focus of code that scrolls.
+    """
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+    context["body"] = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+
+
 def _leave_out_aliases(app, what, name, member, skip, options):
     """Fields of named tuples, which their class explains."""
     return True if (getattr(member, "__doc__", "") or "").startswith("Alias for field") else None
@@ -159,6 +170,8 @@ def setup(app):
     app.connect("source-read", _as_svg)
     app.connect("source-read", _as_cards)
     app.connect("build-finished", _thumbnails)
+    # After the theme has made its own.
+    app.connect("html-page-context", _accessible, priority=900)
     app.connect("autodoc-skip-member", _leave_out_aliases)
     app.connect("autodoc-process-docstring", _formulas)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
