@@ -201,7 +201,7 @@ def test_more_refusals():
     posterior = diffmh.from_numpyro(conjugate, jnp.ones(3), theta={"scale": 1.0})
     with pytest.raises(ValueError, match="the sites are"):
         posterior.kernel(proposals={"other": diffmh.OtherState(2)})
-    with pytest.raises(ValueError, match="either a `key` for sampling or existing `draws`"):
+    with pytest.raises(ValueError, match="needs a `key` for sampling, or existing `draws`"):
         diffmh.sensitivity(posterior, lambda t, z: z["mean"])
     counts = lambda rate: numpyro.sample("n", dist.Poisson(rate))
     with pytest.raises(ValueError, match="its values are not known"):

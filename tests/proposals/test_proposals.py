@@ -308,7 +308,7 @@ def test_scales_by_leaf_are_a_diagonal(walk):
 @pytest.mark.parametrize(
     ("scale", "error", "words"),
     [
-        ({"a": 1.0}, ValueError, "pytree like the state"),
+        ({"a": 1.0}, ValueError, "structure of the state"),
         ({"a": 1.0, "b": jnp.ones(2)}, ValueError, r"\['b'\] of shape \(2,\).*\(2, 2\)"),
         ({"a": 1.0, "b": -1.0}, ValueError, "must be positive"),
         ({"a": 1.0, "b": "x"}, TypeError, "pytree of scales"),
