@@ -14,7 +14,7 @@ import time
 
 import jax
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests" / "support"))
 
 import own_functions
 import own_kernels

@@ -258,16 +258,16 @@ def real_arrays(tree: Any, name: str) -> Any:
     return jax.tree_util.tree_map_with_path(checked, tree)
 
 
-def theta(tree: Any) -> Any:
+def theta(tree: Any, name: str = "theta") -> Any:
     """Return a pytree of float32 or float64 arrays, finite if their values are known."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not any(0 not in getattr(leaf, "shape", ()) for _, leaf in leaves):
         raise TypeError(
-            f"`theta` has no parameters, got {tree!r}: pass a number, an array or a pytree of"
+            f"`{name}` has no parameters, got {tree!r}: pass a number, an array or a pytree of"
             " arrays."
         )
     for path, leaf in leaves:
-        where = f"`theta{jax.tree_util.keystr(path)}`"
+        where = f"`{name}{jax.tree_util.keystr(path)}`"
         if not isinstance(leaf, float | int | np.ndarray | np.generic | jax.Array):
             raise TypeError(
                 f"{where} is {leaf!r}, not an array: keep only arrays in theta"

@@ -103,14 +103,14 @@ def _grid(
     and what it is called.
     """
     if name is None:
-        grid = trees.strong(validate.theta(thetas))
+        grid = trees.strong(validate.theta(thetas, "thetas"))
         lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(grid)}
         if len(lengths) != 1 or lengths == {()}:
             raise ValueError(
                 "`curve(thetas)`: every array of `thetas` must have the grid as its leading axis,"
                 f" got shapes {trees.shapes(grid)}."
             )
-        refuse_another_form(jax.tree.map(lambda leaf: leaf[0], grid), at)
+        refuse_another_form(jax.tree.map(lambda leaf: leaf[0], grid), at, "each of `thetas`")
         return grid, *_varying(grid, at)
     validate.text(name, "curve(name=...)")
     if not isinstance(at, dict) or name not in at or jnp.shape(at[name]) != ():

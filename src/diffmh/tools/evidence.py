@@ -23,6 +23,7 @@ from ..estimators import Covariance
 from ..jaxprs.once import once
 from .draws import FromDraws, from_draws
 from .evidence_report import EvidenceReport, ObservedTerm
+from .reweighting import checked_at
 
 _NOT_AGAIN = (
     "`diffmh.evidence(...)` returns a gradient and a Hessian, which cannot be differentiated"
@@ -190,7 +191,7 @@ def evidence(
         kernel, init = kernel_and_init(kernel, init, where)
     if not isinstance(kernel, Kernel):
         _refuse_chain_options(init, num_samples, mesh)
-        return Evidence(from_draws(score, log_density, kernel, at=at), observed)
+        return Evidence(_scores_of_draws(score, log_density, kernel, at), observed)
     if at is not None:
         raise ValueError(
             f"`{where}`: `at` is for draws; a kernel samples at the theta of the call."
@@ -216,6 +217,14 @@ def evidence(
         mesh=mesh,
     )
     return Evidence(chains, observed)
+
+
+def _scores_of_draws(score: ScoreOfDensity, log_density, draws: Any, at: PyTree) -> FromDraws:
+    at = None if at is None else checked_at(at)
+    try:
+        return from_draws(score, log_density, draws, at=at)
+    except (TypeError, ValueError, OSError) as error:
+        raise type(error)(f"`evidence(...)`: `kernel` must be a kernel or draws. {error}") from None
 
 
 def _refuse_chain_options(init, num_samples, mesh) -> None:

@@ -231,12 +231,12 @@ def as_function(
     return reweighted_mean(Reweighted(f, log_density, at, draws, args), theta)
 
 
-def refuse_another_form(theta: PyTree, at: PyTree) -> None:
+def refuse_another_form(theta: PyTree, at: PyTree, name: str = "`theta`") -> None:
     """Refuse a theta that is not like the one of the draws."""
     same = jax.tree.structure(theta) == jax.tree.structure(at)
     if not same or trees.shapes(theta) != trees.shapes(at):
         raise TypeError(
-            "`from_draws(..., at=...)`: `theta` must have the form of `at`,"
+            f"`from_draws(..., at=...)`: {name} must have the form of `at`,"
             f" {trees.shapes(at)}, got {trees.shapes(theta)}."
         )
 
@@ -245,4 +245,4 @@ def checked_at(at: Any) -> PyTree:
     """The theta that draws were made with."""
     if not validate.concrete(at):
         raise TypeError("`from_draws(at=...)` must be known: it cannot be traced by `jit`.")
-    return trees.strong(validate.theta(at))
+    return trees.strong(validate.theta(at, "from_draws(at=...)"))
