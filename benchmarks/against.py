@@ -2,10 +2,11 @@
 values and gradients are the same bit for bit.
 
     git worktree add /tmp/before COMMIT
-    python benchmarks/against.py /tmp/before [PART ...]
+    python benchmarks/against.py /tmp/before [PART ...] [--alert 1.5]
 
 Each commit has a process of its own on one core, which waits while the other is at work; times are
 the least of several, of the processor. Rows whose text is the same in both commits are compared.
+With `--alert` it fails if a row takes that many times as long as before.
 """
 
 from __future__ import annotations
@@ -81,12 +82,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tree", type=pathlib.Path, help="a checkout of the other commit")
     parser.add_argument("parts", nargs="*", help="parts of large.py")
+    parser.add_argument("--alert", type=float, default=float("inf"), metavar="RATIO")
     options = parser.parse_args()
     parts = options.parts or ["normal", "many_means", "mixture_of_three", "lattices", "machine"]
     # One after the other: a worker's programs are compiled as it runs them first.
     trees = {"then": options.tree.resolve(), "now": HERE}
     workers = {which: Worker(tree, parts) for which, tree in trees.items()}
     print(f"{'':<62}{'then ms':>9}{'now ms':>9}{'ratio':>7}   bits")
+    slower = []
     for name in workers["now"].names:
         if name not in workers["then"].names:
             continue
@@ -99,6 +102,10 @@ def main() -> None:
         then, now = 1e3 * best["then"], 1e3 * best["now"]
         title = f"{name[1]}: {name[2]}"
         print(f"{title:<62}{then:>9.2f}{now:>9.2f}{now / then:>7.3f}   {same}", flush=True)
+        if now >= options.alert * then:
+            slower.append(title)
+    if slower:
+        sys.exit(f"{options.alert} times as slow as before, or more: {'; '.join(slower)}")
 
 
 if __name__ == "__main__":

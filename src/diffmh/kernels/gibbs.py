@@ -192,7 +192,8 @@ class BlockGibbs(OfDensity, BlockUpdate):
       like the block; `-inf` or `inf` where one of the values is impossible. They must not depend
       on the block itself.
     - `where`: picks the block, an array of the state or elements of one.
-    - `log_density(theta, x, *args)`: the density that it leaves invariant, unnormalised.
+    - `log_density(theta, x, *args)`: the density that it leaves invariant, unnormalised. Births
+      differentiate it where some logits are infinite: `jax.grad` of it must be finite where it is.
     - `values`: the two values of a unit, such as `(0, 1)` or `(-1, 1)`; the block may be of any
       dtype.
 
