@@ -12,7 +12,7 @@ QUICK = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitt
 # The files that have such tests: each worker imports every file that it is given.
 OPTIMISED = $(shell grep -rl mark.optimised --include='test_*.py' tests)
 
-.PHONY: install docs test-docs demo demo-fast example test test-types test-thorough lint bench bench-quick test-latest test-latest-quick
+.PHONY: install docs test-docs demo demo-fast example test test-types test-thorough coverage lint bench bench-quick test-latest test-latest-quick
 .PHONY: clean
 
 install: .venv/.installed
@@ -28,6 +28,10 @@ install: .venv/.installed
 
 .venv/.lint: .venv/.installed
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[lint]"
+	touch $@
+
+.venv/.coverage: .venv/.installed
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[coverage]"
 	touch $@
 
 # The site alone: what the tests need, PyMC among it, is not installed for it.
@@ -63,6 +67,11 @@ test-types: install
 
 test-thorough: install
 	$(PYTEST) --thorough
+
+# Lines and branches of the analysis and of sad, where an untested branch is a wrong number or a wrong refusal.
+coverage: .venv/.coverage
+	$(QUICK) $(PYTEST) -m "not optimised" tests/analysis tests/continuity tests/test_audit.py tests/sad src/diffmh/sad src/diffmh/analysis \
+		--cov=diffmh.analysis --cov=diffmh.sad --cov-branch --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: .venv/.lint
 	$(RUN) -m ruff check .
