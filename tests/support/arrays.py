@@ -94,34 +94,45 @@ def groups_of(table: Table, strength: int) -> list[tuple[str, ...]]:
     return list(itertools.combinations(table.factors, strength))
 
 
-def completions(table: Table, rules: Sequence[Rule], row: Row, gain) -> Iterator[Row]:
-    """Whole rows that contain `row`, which is allowed, each factor's levels tried from the greatest
-    gain down.
-    """
-    absent = [rule for rule in rules if isinstance(rule, Absent)]
-    may_lack = {name for rule in absent for name in rule.factors}
-    # What decides whether others exist comes first.
-    deciding = {name for rule in absent for name in rule.when}
-    order = sorted((n for n in table.factors if n not in row), key=lambda n: n not in deciding)
-    # A level can only break the rules that know its factor.
-    about = {name: [rule for rule in rules if name in _names(rule)] for name in order}
+class Completions:
+    """Whole rows that contain a given one and that the rules allow."""
 
-    def from_(row: Row, open_: list[str]) -> Iterator[Row]:
+    def __init__(self, table: Table, rules: Sequence[Rule]):
+        self._table = table
+        self._absent = [rule for rule in rules if isinstance(rule, Absent)]
+        self._may_lack = {name for rule in self._absent for name in rule.factors}
+        # What decides whether others exist comes first.
+        deciding = {name for rule in self._absent for name in rule.when}
+        self._order = sorted(table.factors, key=lambda name: name not in deciding)
+        # A level can only break the rules that know its factor.
+        self._about = {
+            name: [rule for rule in rules if name in _names(rule)] for name in table.factors
+        }
+
+    def of(self, row: Row, gain: Callable[[Row, str, Level], int]) -> Iterator[Row]:
+        """Each factor's levels are tried from the greatest gain down; `row` itself is allowed."""
+        return self._from(row, [name for name in self._order if name not in row], gain)
+
+    def first(self, row: Row, gain=lambda *_: 0) -> Row | None:
+        return next(self.of(row, gain), None)
+
+    def _from(self, row: Row, open_: list[str], gain) -> Iterator[Row]:
         if not open_:
             yield row
             return
         name, *others = open_
+        levels = [*self._table.factors[name], *[None] * (name in self._may_lack)]
         allowed = []
-        for number, level in enumerate([*table.factors[name], *[None] * (name in may_lack)]):
+        for number, level in enumerate(levels):
             new = row | {name: level}
-            if forbidden(about[name], new) or (level is None and not _is_absent(absent, new, name)):
+            if forbidden(self._about[name], new):
                 continue
-            rare = (name, level) in table.rare
+            if level is None and not _is_absent(self._absent, new, name):
+                continue
+            rare = (name, level) in self._table.rare
             allowed.append((rare, -gain(row, name, level), number, new))
         for *_, new in sorted(allowed, key=lambda one: one[:3]):
-            yield from from_(new, others)
-
-    return from_(row, order)
+            yield from self._from(new, others, gain)
 
 
 def _names(rule: Rule) -> set[str]:
@@ -142,7 +153,8 @@ def covering_array(table: Table, strength: int = 2) -> Array:
     """
     groups = groups_of(table, strength)
     missing = required(table.factors, groups)
-    refusals = _without_infeasible(table, missing)
+    completions = Completions(table, table.rules)
+    refusals = _without_infeasible(table, groups, missing, completions)
     of_factor = {name: [group for group in groups if name in group] for name in table.factors}
 
     def gain(row, name, level):
@@ -165,7 +177,7 @@ def covering_array(table: Table, strength: int = 2) -> Array:
     while missing:
         seeds = list(missing)
         tried = seeds[:: -(-len(seeds) // _CANDIDATES)]
-        found = [next(completions(table, table.rules, dict(seed), gain)) for seed in tried]
+        found = [next(completions.of(dict(seed), gain)) for seed in tried]
         row = max(found, key=lambda row: len(covered(row)))
         rows.append(row)
         for levels in covered(row):
@@ -173,20 +185,29 @@ def covering_array(table: Table, strength: int = 2) -> Array:
     return Array(rows, refusals)
 
 
-def _without_infeasible(table: Table, missing: dict[Pairs, None]) -> list[tuple[Row, Refused]]:
+def _without_infeasible(
+    table: Table, groups: list[tuple[str, ...]], missing: dict[Pairs, None], completions
+) -> list[tuple[Row, Refused]]:
     """Takes off what no row may have; rows for what is refused."""
-    refusals = []
+    refusals, feasible = [], set()
+    without = [
+        (rule, others, Completions(table, others))
+        for rule in table.rules
+        if isinstance(rule, Refused)
+        for others in [[other for other in table.rules if other is not rule]]
+    ]
     for seed in list(missing):
-        if forbidden(table.rules, dict(seed)) or not _feasible(table, dict(seed)):
-            del missing[seed]
-            refusal = refused_row(table, dict(seed))
-            if refusal is not None:
-                refusals.append(refusal)
+        if seed in feasible:
+            continue
+        row = None if forbidden(table.rules, dict(seed)) else completions.first(dict(seed))
+        if row is not None:
+            feasible.update(tuples_of(row, groups))
+            continue
+        del missing[seed]
+        refusal = _refused_row(dict(seed), without)
+        if refusal is not None:
+            refusals.append(refusal)
     return refusals
-
-
-def _feasible(table: Table, seed: Row) -> bool:
-    return _first(completions(table, table.rules, seed, lambda *_: 0)) is not None
 
 
 def _levels(row: Row, group: tuple[str, ...]) -> Pairs:
@@ -198,24 +219,15 @@ def tuples_of(row: Row, groups: Iterable[tuple[str, ...]]) -> Iterator[Pairs]:
         yield _levels(row, group)
 
 
-def refused_row(table: Table, seed: Row) -> tuple[Row, Refused] | None:
+def _refused_row(seed: Row, without) -> tuple[Row, Refused] | None:
     """A row with these levels that one refusal alone forbids, if a refusal is the reason."""
-    for rule in table.rules:
-        if not isinstance(rule, Refused):
-            continue
-        others = [other for other in table.rules if other is not rule]
+    for rule, others, completions in without:
         free = {name: levels for name, levels in rule.when.items() if name not in seed}
         if not all(seed[name] in levels for name, levels in rule.when.items() if name in seed):
             continue
         for levels in itertools.product(*free.values()):
             start = seed | dict(zip(free, levels, strict=True))
-            if forbidden(others, start):
-                continue
-            row = _first(completions(table, others, start, lambda *_: 0))
+            row = None if forbidden(others, start) else completions.first(start)
             if row is not None:
                 return row, rule
     return None
-
-
-def _first(found: Iterator[Row]) -> Row | None:
-    return next(found, None)
