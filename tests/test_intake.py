@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from typing import NamedTuple
 
@@ -157,6 +158,53 @@ def test_draws_at_other_hyperparameters_are_seen(sampled):
         diffmh.influence(there, f, sampled)
     found = diffmh.sensitivity(there, f, draws=sampled, at={"scale": 2.0})
     assert "weighted draws" in str(found)
+
+
+def by_default(scale=2.0):
+    model(scale)
+
+
+def with_any(**kwargs):
+    model(kwargs["scale"])
+
+
+def handled(scale):
+    model(scale)
+
+
+CALLS = {
+    "by name": (model, (), {"scale": 2.0}),
+    "by position": (model, (2,), {}),
+    "by default": (by_default, (), {}),
+    "among others": (with_any, (), {"scale": np.float64(2.0)}),
+    "within a handler": (numpyro.handlers.reparam(handled, config={}), (), {"scale": 2.0}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_arguments_of_an_mcmc_are_seen(mcmc, call):
+    """Its run names the hyperparameters that it was made with."""
+    run = copy.copy(mcmc)
+    run.sampler = copy.copy(mcmc.sampler)
+    run.sampler._model, run._args, run._kwargs = CALLS[call]
+    for scale, fits in ((2.0, True), (2.5, False)):
+        there = diffmh.from_numpyro(model, theta={"scale": scale})
+        if fits:
+            diffmh.sensitivity(there, f, draws=run)
+            continue
+        with pytest.raises(ValueError, match=r"made at the .* \{'scale': 2.0\}, not .*at="):
+            diffmh.sensitivity(there, f, draws=run)
+        assert "weighted draws" in str(diffmh.sensitivity(there, f, draws=run, at={"scale": 2.0}))
+        with pytest.raises(ValueError, match="made at the hyperparameters"):
+            diffmh.sensitivity(there, f, draws=run, at={"scale": 2.2})
+
+
+@pytest.mark.parametrize("kwargs", [{"scale": None}, {"scale": "2.0 cm"}, {"other": 1.0}, None])
+def test_arguments_that_tell_nothing(mcmc, kwargs):
+    """They are not compared with theta."""
+    run = copy.copy(mcmc)
+    run._args, run._kwargs = (), kwargs
+    diffmh.sensitivity(diffmh.from_numpyro(model, theta={"scale": 2.5}), f, draws=run)
 
 
 def test_sites_for_a_density_of_states_are_refused(posterior, mcmc, sampled):

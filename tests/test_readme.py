@@ -36,6 +36,16 @@ def test_code_of_the_readme():
     assert abs(row.derivative - 0.76234) < 4 * row.error  # exactly, by quadrature
 
 
+def test_a_model_comes_first():
+    """Eight schools from NumPyro to a table in 12 lines; the table and the density's code begin
+    within 45 lines.
+    """
+    first, second = re.finditer(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    lines = [line for line in first[1].splitlines() if line.strip()]
+    assert len(lines) <= 12 and "numpyro" in lines[0] and lines[-1] == "print(table)"
+    assert README[: second.start()].count("\n") < 45
+
+
 def test_it_takes_two_screens():
     assert len(README.splitlines()) <= 90
 

@@ -17,6 +17,7 @@ import pytest
 from scipy.stats import norm
 
 import diffmh
+from diffmh.tools import examination
 from diffmh.tools.draw_averages import AtDraws
 from diffmh.tools.quantities import influence, judge
 from diffmh.tools.sensitivity_rows import of_own_chains
@@ -521,3 +522,55 @@ def test_a_kernel_of_another_density(posterior):
 def test_refusals(posterior, how, words):
     with pytest.raises((TypeError, ValueError), match=words):
         diffmh.sensitivity(posterior, mean_of, **how)
+
+
+def examined(monkeypatch) -> list[Any]:
+    """The functions that the analysis of continuity reads from now on."""
+    seen = []
+    real = examination.moving_jumps
+
+    def moving_jumps(function, *arguments, **options):
+        seen.append(function)
+        return real(function, *arguments, **options)
+
+    monkeypatch.setattr(examination, "moving_jumps", moving_jumps)
+    return seen
+
+
+def above(scale, low, y):
+    """Its density jumps at a place that moves with the scale, unless `low` is positive."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, scale))
+    numpyro.factor("jump", jnp.where(jnp.exp(mean) + low > -(scale**2), 1.0, 0.0))
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_the_second_call_examines_nothing(monkeypatch):
+    draws, seen = {"mean": exact_draws()}, examined(monkeypatch)
+    posterior = diffmh.from_numpyro(conjugate, Y, theta={"scale": SCALE})
+    first = diffmh.sensitivity(posterior, mean_of, draws=draws)
+    assert len(seen) == 2
+    again = diffmh.sensitivity(posterior, mean_of, draws=draws)
+    assert len(seen) == 2 and again.rows == first.rows
+    # Another f, other powers and another theta are other functions.
+    diffmh.sensitivity(posterior, lambda theta, sites: sites["mean"], draws=draws)
+    assert len(seen) == 4
+    diffmh.sensitivity(posterior, mean_of, draws=draws, prior="mean")
+    assert len(seen) == 6
+
+
+def test_mistake_examinations_of_other_data():
+    """Data decide if the density jumps: no other data's verdict counts, nor that of an array that
+    was changed in place.
+    """
+    draws = {"mean": exact_draws()}
+    low = np.array(1.0, np.float32)
+    posteriors = {
+        name: diffmh.from_numpyro(above, low=data, y=Y, theta={"scale": SCALE})
+        for name, data in (("no", jnp.array(1.0)), ("a", jnp.array(-9.0)), ("later", low))
+    }
+    diffmh.sensitivity(posteriors["no"], mean_of, draws=draws)
+    diffmh.sensitivity(posteriors["later"], mean_of, draws=draws)
+    low[...] = -9.0
+    for name in ("a", "later"):
+        with pytest.raises(diffmh.NotDifferentiable):
+            diffmh.sensitivity(posteriors[name], mean_of, draws=draws)

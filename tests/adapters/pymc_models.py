@@ -10,6 +10,7 @@ import numpy as np
 import pymc as pm
 
 import diffmh
+from diffmh.analysis import moving_jumps
 
 OBSERVED = np.array([-1.2, 0.3, 1.9, 2.2])
 
@@ -156,6 +157,16 @@ def a_continuous_model() -> None:
     assert abs(found.var() - variance) < 0.2 * variance
 
 
+def softplus_is_continuous() -> None:
+    """PyTensor lowers it to four pieces that agree to rounding."""
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0.0, pm.Data("scale", 2.0))
+        pm.Bernoulli("y", logit_p=slope * OBSERVED, observed=OBSERVED > 0)
+    posterior = diffmh.from_pymc(model, theta={"scale": 2.0})
+    start = posterior.init(jax.random.key(0))
+    assert moving_jumps(posterior.log_density, posterior.theta, start, x_moves=True) == []
+
+
 def influence_of_an_observation() -> None:
     """`Cov(μ, ℓ_n) = v (y_n − m)` for a normal mean whose posterior is N(m, v)."""
     with pm.Model() as model:
@@ -178,4 +189,5 @@ if __name__ == "__main__":
     a_discrete_site_is_an_integer()
     draws_by_the_models_names()
     influence_of_an_observation()
+    softplus_is_continuous()
     refusals()

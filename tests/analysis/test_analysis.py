@@ -233,3 +233,39 @@ def test_continuous_on_every_part_of_a_surface():
     assert not _part_of_a_surface(lambda u, a, b: positive_part(jnp.maximum(u, 0.0) * (a + 1)))
     assert not _part_of_a_surface(lambda u, a, b: positive_part(a * u + b))
     assert not _part_of_a_surface(lambda u, a, b: positive_part(jnp.exp(a) * u + jnp.exp(a) * b))
+
+
+def softplus(z, below=jnp.exp, first=-37.0, above=lambda z: z + jnp.exp(-z), last=33.3):
+    """In four pieces, as PyTensor lowers it to JAX."""
+    middle = jnp.where(z < 18.0, jnp.log1p(jnp.exp(z)), jnp.where(z < last, above(z), z))
+    return jnp.where(z < first, below(z), middle)
+
+
+def jumps_of_softplus(**pieces):
+    of_pieces = lambda theta, x: jnp.sum(softplus(DATA @ x - theta, **pieces))
+    with jax.enable_x64(True):
+        return moving_jumps(of_pieces, np.float64(0.3), np.zeros(2))
+
+
+DATA = np.array([[1.0, 0.5], [1.0, -0.7], [1.0, 2.0]])
+
+
+def test_pieces_that_agree_to_rounding():
+    assert jumps_of_softplus() == []
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        {"below": lambda z: 0.0 * z},
+        {"below": lambda z: (1 + 1e-12) * jnp.exp(z)},
+        {"first": -25.0},
+        {"above": lambda z: z + 2 * jnp.exp(-z)},
+        {"above": lambda z: z},
+        {"last": 25.0},
+    ],
+    ids=["0 below", "a factor", "too early", "a factor above", "no exp above", "too early above"],
+)
+def test_mistake_pieces_that_do_not_agree(pieces):
+    """Jumps of 1e-28 to 1e-8, the smallest relative to their value 5e-13."""
+    assert [jump.primitive for jump in jumps_of_softplus(**pieces)] == ["lt"]

@@ -69,6 +69,12 @@ def huber(z):
     return jnp.where(jnp.abs(z) <= 1.5, 0.5 * z**2, 1.5 * (jnp.abs(z) - 0.75))
 
 
+def softplus_in_pieces(z):
+    """As PyTensor lowers it to JAX."""
+    above = jnp.where(z < 33.3, z + jnp.exp(-z), z)
+    return jnp.where(z < -37.0, jnp.exp(z), jnp.where(z < 18.0, jnp.log1p(jnp.exp(z)), above))
+
+
 def log1mexp(z):
     """log(1 − exp(z)) for negative z, by the formula that is accurate on either side."""
     a = -jax.nn.softplus(z) - 0.01
@@ -141,6 +147,8 @@ CONTINUOUS = {
     "hard sigmoid": of_difference(jax.nn.hard_sigmoid),
     "hard swish": of_difference(jax.nn.hard_swish),
     "softplus": of_difference(jax.nn.softplus),
+    "softplus in pieces": of_difference(softplus_in_pieces),
+    "softplus in pieces of a vector": of_difference(softplus_in_pieces, VECTOR),
     "sparse plus": of_difference(jax.nn.sparse_plus),
     "soft sign": of_difference(jax.nn.soft_sign),
     "gelu": of_difference(jax.nn.gelu),

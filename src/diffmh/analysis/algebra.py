@@ -196,6 +196,13 @@ class Algebra:
                 return self._evaluated(name, numbers)
         return self.of(self.atom(name, *arguments))
 
+    def log1p(self, term: Term) -> Term:
+        """`log(1 + t)`, evaluated to full precision where t is a small number."""
+        value = term.number
+        if value is not None and value > -1:
+            return self._evaluated("log1p", [value])
+        return self.function("log", self.add(ONE, term))
+
     def _evaluated(self, name: str, numbers: list[Any]) -> Term:
         with np.errstate(all="ignore"):
             value = float(EVALUATED[name](*numbers))
@@ -303,6 +310,10 @@ class Algebra:
                     self.replace(if_true, atoms, decide, memo),
                     self.replace(if_false, atoms, decide, memo),
                 )
+        elif atom.kind == "log" and ((), 1.0) in atom.arguments[0].monomials:
+            # The sum 1 + t would round a small t away.
+            rest = self.subtract(atom.arguments[0], ONE)
+            result = self.log1p(self.replace(rest, atoms, decide, memo))
         else:
             result = self.function(
                 atom.kind,

@@ -179,10 +179,6 @@ def _sum(builder: Builder, equation: Equation, index: Index) -> Term | None:
     return builder.algebra.multiplied_out(builder.algebra.add(*entries))
 
 
-def _log1p(algebra: Algebra, term: Term) -> Term:
-    return algebra.function("log", algebra.add(terms.ONE, term))
-
-
 def _expm1(algebra: Algebra, term: Term) -> Term:
     return algebra.subtract(algebra.function("exp", term), terms.ONE)
 
@@ -217,7 +213,7 @@ RULES: dict[str, Rule] = {
     "expm1": _elementwise(_expm1),
     "integer_pow": _integer_power,
     "iota": _iota,
-    "log1p": _elementwise(_log1p),
+    "log1p": _elementwise(Algebra.log1p),
     "logistic": _elementwise(_logistic),
     "mul": _elementwise(Algebra.multiply),
     "neg": _elementwise(lambda algebra, a: algebra.scale(-1.0, a)),

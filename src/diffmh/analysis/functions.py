@@ -27,6 +27,7 @@ EVALUATED: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "lgamma": math.lgamma,
     "log": np.log,
+    "log1p": np.log1p,
     "pow": np.power,
     "sin": np.sin,
     "sinh": np.sinh,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..analysis import Jump, moving_jumps
@@ -63,6 +65,31 @@ class Examinations:
         if signature not in self._in_x:
             self._in_x[signature] = stein.jumps_in_x(log_density, theta, x)
         return self._in_x[signature]
+
+
+# Pairs of functions whose examinations are kept for the next call.
+_MOST_KEPT = 16
+_kept: OrderedDict[Any, tuple[Examinations, list[Any]]] = OrderedDict()
+
+
+def examinations_of(f: Any, log_density: Any, draws: PyTree) -> Examinations:
+    """The examinations of two functions at states of this form: those of an earlier call if both
+    have the same parts.
+
+    As under `jit`, functions and JAX arrays are the same if they are the same objects. NumPy's can
+    be changed in place, so that functions that hold some are examined in each call.
+    """
+    leaves, structure = jax.tree.flatten((f, log_density))
+    if any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return Examinations()
+    forms, form = jax.tree.flatten(one_draw(draws))
+    key = (structure, form, *((leaf.shape, leaf.dtype) for leaf in forms), *map(id, leaves))
+    # The leaves are kept alive, so that no other object gets the identity of one.
+    found, _ = _kept.setdefault(key, (Examinations(), leaves))
+    _kept.move_to_end(key)
+    if len(_kept) > _MOST_KEPT:
+        _kept.popitem(last=False)
+    return found
 
 
 def examine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -34,7 +35,8 @@ class GivenDraws(eqx.Module):
     source says that it has them; `marked` that diffmh made these,
     `stacked` that they are the positions of a stack of BlackJAX' states. `diverging` and
     `tree_depth` are the sampler's own statistics, of shape `(chain, draw)`, `theta` the
-    hyperparameters that it ran with, where they are known.
+    hyperparameters that it ran with, where they are known; `arguments` are those of the model in
+    the run, by name, hyperparameters among them.
     """
 
     sites: PyTree = None
@@ -42,6 +44,7 @@ class GivenDraws(eqx.Module):
     states: PyTree = None
     marked: bool = False
     theta: dict[str, Any] | None = None
+    arguments: dict[str, Any] | None = None
     diverging: np.ndarray | None = None
     tree_depth: np.ndarray | None = None
     stacked: bool = False
@@ -152,10 +155,27 @@ def _of_mcmc(mcmc: Any, where: str) -> GivenDraws:
         sites=None if free else sites,
         of_model=not free,
         states=sites if free else None,
+        arguments=None if free else _arguments_of(mcmc),
         diverging=_array(extra.get("diverging")),
         # A tree of depth d has 2^d − 1 leapfrog steps if it is complete.
         tree_depth=None if steps is None else np.ceil(np.log2(np.asarray(steps) + 1)),
     )
+
+
+def _arguments_of(mcmc: Any) -> dict[str, Any] | None:
+    """What the model was called with in the last run of an `MCMC`, by name; `None` if it does not
+    tell.
+    """
+    try:
+        called = inspect.signature(mcmc.sampler.model).bind(*mcmc._args, **mcmc._kwargs)
+    except (AttributeError, TypeError, ValueError):
+        return None
+    called.apply_defaults()
+    found = dict(called.arguments)
+    for parameter in called.signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= found.pop(parameter.name)
+    return found
 
 
 def _of_group(dataset: Any, where: str) -> GivenDraws:

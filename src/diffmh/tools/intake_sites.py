@@ -28,12 +28,7 @@ def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
     """The unconstrained states `(chain, draw, ...)` that `posterior.log_density` takes, from draws
     at its `theta`. `where` names the argument that they came as.
     """
-    if given.theta is not None and not same_theta(given.theta, posterior.theta):
-        raise ValueError(
-            f"`{where}`: these draws were made at the hyperparameters {_rounded(given.theta)}, not"
-            f" at {_rounded(numbers_of(posterior.theta))}: tell `sensitivity(at=...)` where they"
-            " were made, or sample anew."
-        )
+    _refuse_other_theta(posterior, given, where)
     form = jax.eval_shape(posterior.init, jax.random.key(0))
     if given.sites is None or given.marked:
         return _of_states(posterior, given, form, where)
@@ -50,6 +45,25 @@ def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
     states = free(_typed(found, sites))
     _refuse_infinite(states, where)
     return _typed(states, form)
+
+
+def _refuse_other_theta(posterior: Posterior, given: GivenDraws, where: str) -> None:
+    """Refuse draws that say that they were made at other hyperparameters than the posterior's."""
+    theta, made_at = posterior.theta, given.theta
+    if made_at is None:
+        arguments = given.arguments or {}
+        known = [name for name in theta if arguments.get(name) is not None]
+        theta = {name: theta[name] for name in known}
+        try:
+            made_at = numbers_of({name: arguments[name] for name in known})
+        except (TypeError, ValueError):  # not numbers
+            return
+    if not same_theta(made_at, theta):
+        raise ValueError(
+            f"`{where}`: these draws were made at the hyperparameters {_rounded(made_at)}, not"
+            f" at {_rounded(numbers_of(theta))}: tell `sensitivity(at=...)` where they"
+            " were made, or sample anew."
+        )
 
 
 def _of_states(posterior: Posterior, given: GivenDraws, form: Any, where: str) -> PyTree:

@@ -18,7 +18,7 @@ from ..base.validate import Checked
 from ..core.adapted import Adapted
 from ..estimators import Covariance, stein
 from .draws import FromDraws, from_draws
-from .examination import one_draw
+from .examination import examinations_of, one_draw
 from .intake import MANY_DIVERGENCES, GivenDraws, read
 from .intake_sites import states_of, weights_between
 from .powers import WithPowers, checked_prior, draws_predictions
@@ -203,7 +203,10 @@ def _from_draws(problem: WithPowers, states: PyTree, weights: Any) -> FromDraws:
     """The only place where `sensitivity` makes means of draws: with Stein's control variates where
     their conditions hold.
     """
-    made = from_draws(problem.values, problem.log_density, states, weights=weights)
+    values, log_density = problem.values, problem.log_density
+    made = from_draws(values, log_density, states, weights=weights)
+    known = examinations_of(values, log_density, made.draws)
+    made = dataclasses.replace(made, examinations=known)
     if weights is None and _suits_stein(made, problem.theta):
         return dataclasses.replace(made, control="stein")
     return made
