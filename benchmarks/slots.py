@@ -149,8 +149,9 @@ def first_gradient():
         "mixture, 16 chains": (mixture.indicator, mixture.sampler(), 0, 16, 4000),
         "Ising 12×12, 256 chains": (ising.energy, ising.sampler(), ising.cold(12), 256, 40),
     }
-    chosen = default_count(0.5)
     for name, given in problems.items():
+        start, num_chains = jax.tree.map(jnp.asarray, given[2]), given[3]
+        chosen = diffmh.StochasticDerivative().with_alternatives(1, num_chains, start).alternatives
         seconds, memory = dict.fromkeys(ALL_COUNTS, math.inf), {}
         for _, count in itertools.product(range(3), ALL_COUNTS):
             gradient = jax.jit(jax.value_and_grad(total_of(*given, count)))
@@ -184,8 +185,8 @@ def default(held_out: bool = False):
     excess = []
     for problem, composed in problems:
         costs = costs_of(problem, composed)
-        chosen = default_count(problem.theta)
         for num_chains, of in costs.items():
+            chosen = default_count(dataclasses.replace(problem, num_chains=num_chains))
             least = min(of.values())
             if num_chains in CHAINS:
                 excess.append((of[chosen] / least, of[1] / least))
@@ -221,10 +222,10 @@ def costs_of(problem, composed: bool) -> dict[int, dict[int, float]]:
     }
 
 
-def default_count(theta) -> int:
+def default_count(problem) -> int:
     """The K that `alternatives=None` resolves to."""
-    size = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
-    return diffmh.StochasticDerivative().with_alternatives(size).num_alternatives
+    theta = jax.tree.map(jnp.asarray, problem.theta)
+    return problem.expectation().applicable(theta, KEY)[0].alternatives
 
 
 def _made(problem, estimator, composed):

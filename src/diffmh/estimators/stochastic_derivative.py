@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..base import validate
+from ..base import trees, validate
 from ..base.validate import Checked
 from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
@@ -39,6 +39,11 @@ MANY_PARAMETERS = 64
 # carrying weights costs more than another alternative gains (`docs/speed.md`).
 _ALTERNATIVES, _MOST_WEIGHTS = 4, 64
 
+# From so many chains on a step takes the time of its arithmetic, and no longer that of starting its
+# pieces. A state of fewer numbers than this meets the primal again soon: with many chains, the
+# third and fourth alternative then cost more than they gain.
+_MANY_CHAINS, _SMALL_STATE, _ALTERNATIVES_OF_SMALL = 64, 8, 2
+
 # Pairs of the control by the covariance run for at most this many steps, or this many times what
 # was asked for: a control that costs more is not worth its price.
 _MOST_STEPS, _TIMES = 10_000, 10
@@ -54,8 +59,9 @@ class StochasticDerivative(Estimator):
       `max(0, dα)/(1 − α)` after a reject. For one scalar parameter only; on continuous states their
       variance is infinite.
     - `alternatives=K`: how many alternatives are followed at a time. The variance falls with K and
-      the cost grows. `None`: 4 with up to 16 parameters, 2 with up to 32, else 1; 1 with one-sided
-      weights, as in the paper, and with `control`. `Expectation.run` reports the K in use.
+      the cost grows. `None`: 4 with up to 16 parameters, 2 with up to 32, else 1, and at most 2 for
+      64 chains or more whose states have fewer than 8 numbers; 1 with one-sided weights, as in the
+      paper, and with `control`. `Expectation.run` reports the K in use.
     - `control`: control variates, `None` for none, `"f"` for those of f itself, or a function
       `g(theta, x, *args)` whose value has f's form, at best near the solution of `g − Pg = f − πf`.
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
@@ -136,17 +142,21 @@ class StochasticDerivative(Estimator):
             refuse_that_stay_apart(kernel, name)
             refuse_unknown_decisions(kernel, name, "leave `control` out")
 
-    def with_alternatives(self, num_parameters: int) -> StochasticDerivative:
-        """The same estimator with the default number of alternatives for this number of
-        parameters.
+    def with_alternatives(
+        self, num_parameters: int, num_chains: int, x: PyTree
+    ) -> StochasticDerivative:
+        """The same estimator with the default number of alternatives for so many parameters and
+        chains, and states of the form of `x`.
         """
         if self.alternatives is not None:
             return self
-        count = 1
+        count, most = 1, _ALTERNATIVES
+        if num_chains >= _MANY_CHAINS and trees.size(x) < _SMALL_STATE:
+            most = _ALTERNATIVES_OF_SMALL
         # One-sided weights are the paper's, which has one alternative; control variates and births
         # were measured with one.
         if self.weights == "two-sided" and self.control is None and not self.births:
-            while count < _ALTERNATIVES and 2 * count * num_parameters <= _MOST_WEIGHTS:
+            while count < most and 2 * count * num_parameters <= _MOST_WEIGHTS:
                 count *= 2
         return StochasticDerivative(self.weights, count, self.control, self.births)
 
@@ -156,7 +166,7 @@ class StochasticDerivative(Estimator):
         return 1 if self.alternatives is None else self.alternatives
 
     def resolve(self, problem):
-        resolved = self.with_alternatives(problem.num_parameters)
+        resolved = self.with_alternatives(problem.num_parameters, problem.num_chains, problem.x)
         if self.is_paired:
             if problem.num_chains < LEAST_PAIRS:
                 return StochasticDerivative(alternatives=resolved.num_alternatives)
