@@ -120,6 +120,10 @@ def test_the_default_number_of_alternatives(num_parameters, options, count):
     [
         (1, 1, 1, 4),
         (1, 63, 7, 4),
+        (1, 63, 8, 8),
+        (8, 1, 63, 8),
+        (9, 1, 63, 4),
+        (1, 63, 64, 4),
         (1, 64, 7, 2),
         (1, 64, 8, 4),
         (1, 4096, 1, 2),
@@ -128,7 +132,7 @@ def test_the_default_number_of_alternatives(num_parameters, options, count):
         (33, 4096, 1, 1),
     ],
 )
-def test_the_default_with_many_chains_of_small_states(num_parameters, num_chains, size, count):
+def test_the_default_by_chains_and_size_of_the_state(num_parameters, num_chains, size, count):
     problem = problem_of(num_parameters, num_chains, size)
     assert diffmh.StochasticDerivative().resolve(problem).num_alternatives == count
 
