@@ -13,7 +13,6 @@ import time
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from problems import (
     Problem,
     autocovariance,
@@ -61,7 +60,7 @@ def runs(problem: Problem, composed: bool):
         made = diffmh.compose(lambda h, p: mixture.entropy(p), made)
     theta = jax.tree.map(jax.numpy.asarray, problem.theta)
     key = jax.random.key(5)
-    estimators = made.applicable(ravel_pytree(theta)[0].size)
+    estimators = made.applicable(theta, key)
     programs = [_program(made.by(estimator), theta, key, ()) for estimator in estimators]
     return theta, estimators, measure(programs)
 

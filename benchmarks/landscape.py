@@ -4,8 +4,8 @@ loop, C written for SIMD, BlackJAX, NetKet's method): `docs/figures/landscape.pn
 
     python benchmarks/landscape.py [--quick]
 
-All programs of a panel are interleaved in one process on one core; times are the least of several,
-of the processor.
+K is 1 except where it varies. All programs of a panel are interleaved in one process on one core;
+times are the least of several, of the processor.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import diffmh
 from diffmh.models import gaussian, ising
 from diffmh.plots import style
 
+ONE = diffmh.StochasticDerivative(alternatives=1)
 FIGURE = DOCS / "figures" / "landscape.png"
 CHAINS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 ALTERNATIVES = (1, 2, 4, 8, 16)
@@ -40,7 +41,7 @@ def times_of(programs: dict[tuple[str, int], tuple[Callable, int]], repeats: int
     return {name: 1e9 * best[name] / steps for name, (_, steps) in programs.items()}
 
 
-def normal_mean(num_chains: int, num_samples: int, alternatives: int | None = None):
+def normal_mean(num_chains: int, num_samples: int, alternatives: int = 1):
     return diffmh.expectation(
         lambda theta, x: x,
         gaussian.sampler(),
@@ -52,7 +53,7 @@ def normal_mean(num_chains: int, num_samples: int, alternatives: int | None = No
 
 
 def over_chains(quick: bool) -> Timed:
-    """N(θ, 1), per step and chain, beside BlackJAX's random walk and C."""
+    """N(θ,1), per step and chain, beside BlackJAX's random walk and C."""
     programs = {}
     for chains in CHAINS[::2] if quick else CHAINS:
         samples = max(50, min(10_000, 2_000_000 // chains))
@@ -91,6 +92,7 @@ def over_parameters(quick: bool) -> Timed:
             init=jnp.zeros(size),
             num_samples=samples,
             num_chains=chains,
+            estimator=ONE,
         )
         value, gradient = both(mean, jnp.zeros(size))
         programs["value", size] = value, chains * samples
@@ -107,7 +109,7 @@ def over_sites(quick: bool) -> Timed:
         sweeps = max(2, 2_000_000 // (chains * size**2))
         mean = diffmh.expectation(
             ising.energy, ising.sampler(), init=ising.cold(size), num_samples=sweeps,
-            num_chains=chains,
+            num_chains=chains, estimator=ONE,
         )  # fmt: skip
         value, gradient = both(mean, 3.0)
         steps = size**2 * chains * sweeps

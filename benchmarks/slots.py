@@ -1,13 +1,15 @@
 """The price of K alternatives, of few chains and of lattices of every size, against the bars of
 `docs/speed.md`:
 
-    taskset -c 0 python benchmarks/slots.py [--small-loops] [--default | --held-out] [PART ...]
+    taskset -c 0 python benchmarks/slots.py [--small-loops] [PART ...]
+    taskset -c 0 python benchmarks/slots.py (--default | --held-out) [--only NAME] [--up-to K]
 
 Parts: normal, few, mixture, lattices, births, and first_gradient, which measures compile time and
 memory over K. All programs of a part are interleaved in one process; times are the least of
-several, of the processor. `--default` runs the ten problems of `docs/honest.md` instead, at 16 and
-at 512 chains: variance × time of the default over the least of K = 1 … 16; `--held-out` five
-others, which took no part in the choice of the default.
+several, of the processor. `--default` runs the ten problems of `docs/honest.md` instead, at 1, 16
+and 512 chains: variance × time of the default over the least of K = 1 … 16; `--held-out` five
+others, which took no part in the choice of the default. With them `--only NAME` runs a problem by
+part of its name, and `--up-to 8` leaves out K = 16.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from diffmh.models import gaussian, ising, mixture
 KEY = jax.random.key(0)
 COUNTS = (1, 2, 4, 8)
 ALL_COUNTS = (*COUNTS, 16)
+# The bars are for these numbers of chains; a single chain is measured beside them.
+CHAINS = (16, 512)
 REPEATS = 9
 
 
@@ -147,8 +151,9 @@ def first_gradient():
         "mixture, 16 chains": (mixture.indicator, mixture.sampler(), 0, 16, 4000),
         "Ising 12×12, 256 chains": (ising.energy, ising.sampler(), ising.cold(12), 256, 40),
     }
-    chosen = default_count(0.5)
     for name, given in problems.items():
+        start, num_chains = jax.tree.map(jnp.asarray, given[2]), given[3]
+        chosen = diffmh.StochasticDerivative().with_alternatives(1, num_chains, start).alternatives
         seconds, memory = dict.fromkeys(ALL_COUNTS, math.inf), {}
         for _, count in itertools.product(range(3), ALL_COUNTS):
             gradient = jax.jit(jax.value_and_grad(total_of(*given, count)))
@@ -173,19 +178,23 @@ PARTS = {
 }
 
 
-def default(held_out: bool = False):
+def default(held_out: bool, only: str, most: int):
     """Variance × time of each K on the ten problems, or five others, relative to the least."""
     from compare import problems as ten
     from problems import held_out as five
 
     problems = [(problem, False) for problem in five()] if held_out else ten()
+    counts = [count for count in ALL_COUNTS if count <= most]
     excess = []
     for problem, composed in problems:
-        costs = costs_of(problem, composed)
-        chosen = default_count(problem.theta)
+        if only not in problem.name:
+            continue
+        costs = costs_of(problem, composed, counts)
         for num_chains, of in costs.items():
+            chosen = default_count(dataclasses.replace(problem, num_chains=num_chains))
             least = min(of.values())
-            excess.append((of[chosen] / least, of[1] / least))
+            if num_chains in CHAINS:
+                excess.append((of[chosen] / least, of[1] / least))
             line = ", ".join(f"K = {count}: {cost / least:.2f}" for count, cost in of.items())
             print(f"{problem.name}, {num_chains} chains: {line}; default {chosen}", flush=True)
     now, before = np.array(excess).T
@@ -195,33 +204,35 @@ def default(held_out: bool = False):
     yield f"K = 1 everywhere: geometric mean {mean(before):.2f}, worst {before.max():.2f}"
 
 
-def costs_of(problem, composed: bool) -> dict[int, dict[int, float]]:
-    """For 16 and for 512 chains variance × time of each K, the geometric mean over entries. The
-    variances are those of 512 chains, which are independent, for both.
+def costs_of(problem, composed: bool, counts: list[int]) -> dict[int, dict[int, float]]:
+    """For 1, 16 and 512 chains variance × time of each K, the geometric mean over entries. The
+    variances are those of 512 chains, which are independent, for all.
     """
     runs = {}
-    for num_chains, count in itertools.product((16, 512), ALL_COUNTS):
+    # `compose` needs two chains.
+    sizes = CHAINS if composed else (1, *CHAINS)
+    for num_chains, count in itertools.product(sizes, counts):
         estimator = diffmh.StochasticDerivative(alternatives=count)
         made = _made(dataclasses.replace(problem, num_chains=num_chains), estimator, composed)
         slope = jax.jit(jax.jacfwd(made.per_chain))
         runs[num_chains, count] = functools.partial(slope, problem.theta, KEY)
     times = best_times(runs, 5, time.process_time)
     variances = {}
-    for count in ALL_COUNTS:
+    for count in counts:
         each = jax.tree.leaves(runs[512, count]())
         flat = np.concatenate([np.asarray(leaf, float).reshape(512, -1) for leaf in each], axis=1)
         spread = flat.var(axis=0, ddof=1)
         variances[count] = math.exp(np.mean(np.log(spread[spread > 0])))
     return {
-        num_chains: {count: variances[count] * times[num_chains, count] for count in ALL_COUNTS}
-        for num_chains in (16, 512)
+        num_chains: {count: variances[count] * times[num_chains, count] for count in counts}
+        for num_chains in sizes
     }
 
 
-def default_count(theta) -> int:
+def default_count(problem) -> int:
     """The K that `alternatives=None` resolves to."""
-    size = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
-    return diffmh.StochasticDerivative().with_alternatives(size).num_alternatives
+    theta = jax.tree.map(jnp.asarray, problem.theta)
+    return problem.expectation().applicable(theta, KEY)[0].alternatives
 
 
 def _made(problem, estimator, composed):
@@ -234,11 +245,13 @@ def main() -> None:
     options.add_argument("--small-loops", action="store_true", help="the switch of docs/speed.md")
     options.add_argument("--default", action="store_true", help="the ten problems")
     options.add_argument("--held-out", action="store_true", help="five other problems")
+    options.add_argument("--only", default="", metavar="NAME", help="part of a problem's name")
+    options.add_argument("--up-to", type=int, default=16, metavar="K", help="the largest K")
     options.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     given = options.parse_args()
     parts = [PARTS[name] for name in given.parts or PARTS]
     if given.default or given.held_out:
-        parts = [lambda: default(given.held_out)]
+        parts = [lambda: default(given.held_out, given.only, given.up_to)]
     for part in parts:
         for line in part():
             print(line, flush=True)

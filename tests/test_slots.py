@@ -83,12 +83,13 @@ def test_a_table_that_all_chains_share_is_looked_up():
     np.testing.assert_array_equal(found, table[index])
 
 
-def problem_of(num_parameters):
+def problem_of(num_parameters, num_chains=16, size=1):
     kernel = diffmh.MetropolisHastings(
-        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), diffmh.GaussianWalk(1.0)
+        lambda theta, x: -0.5 * jnp.sum(x - jnp.sum(theta)) ** 2, diffmh.GaussianWalk(1.0)
     )
-    form = jax.ShapeDtypeStruct((num_parameters,), jnp.float32)
-    return Problem(kernel, form, form, (), lambda theta, x: x, False, 0)
+    theta, x = (jax.ShapeDtypeStruct((count,), jnp.float32) for count in (num_parameters, size))
+    f = lambda theta, x: x
+    return Problem(kernel, theta, x, (), f, False, 0, num_chains=num_chains)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,69 @@ def test_the_default_number_of_alternatives(num_parameters, options, count):
     assert (found.weights, found.control) == (given.weights, given.control)
 
 
+@pytest.mark.parametrize(
+    ("num_parameters", "num_chains", "size", "count"),
+    [
+        (1, 1, 1, 4),
+        (1, 63, 7, 4),
+        (1, 63, 8, 8),
+        (8, 1, 63, 8),
+        (9, 1, 63, 4),
+        (1, 63, 64, 4),
+        (1, 64, 7, 2),
+        (1, 64, 8, 4),
+        (1, 4096, 1, 2),
+        (16, 4096, 7, 2),
+        (32, 4096, 100, 2),
+        (33, 4096, 1, 1),
+    ],
+)
+def test_the_default_by_chains_and_size_of_the_state(num_parameters, num_chains, size, count):
+    problem = problem_of(num_parameters, num_chains, size)
+    assert diffmh.StochasticDerivative().resolve(problem).num_alternatives == count
+
+
+def test_an_expectation_is_run_with_the_default_that_it_reports():
+    form = {"a": jnp.zeros(3), "b": jnp.zeros(())}
+    kernel = diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * jnp.sum((x["a"] - theta) ** 2) - 0.5 * x["b"] ** 2,
+        diffmh.GaussianWalk(1.0),
+    )
+
+    def mean(estimator):
+        f = lambda theta, x: x["a"][0]
+        length = dict(num_samples=5, num_chains=64)
+        return diffmh.expectation(f, kernel, init=form, estimator=estimator, **length)
+
+    slope = {
+        count: np.asarray(
+            jax.jacfwd(mean(diffmh.StochasticDerivative(alternatives=count)).per_chain)(0.3, KEY)
+        )
+        for count in (None, 2, 4)
+    }
+    assert mean(None).run_chains(0.3, KEY).outcomes[0].method.num_alternatives == 2
+    np.testing.assert_array_equal(slope[None], slope[2])
+    assert np.any(slope[2] != slope[4])
+
+
+def test_a_comparison_of_expectations_whose_defaults_differ():
+    """Each keeps its own number of alternatives in the row of what is in use."""
+    length = dict(num_samples=3, num_chains=64)
+    normal = lambda size: diffmh.MetropolisHastings(
+        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), diffmh.GaussianWalk(1.0 / size)
+    )
+    total = lambda theta, x: jnp.sum(x)
+    small, large = (
+        diffmh.expectation(total, normal(size), init=jnp.zeros(size), **length) for size in (1, 10)
+    )
+    compose = lambda *means: diffmh.compose(lambda theta, *m: sum(m), *means)
+    numbers = [
+        compose(*means).applicable(jnp.array(0.3), KEY)[0].alternatives
+        for means in ((small, small), (large, large), (small, large))
+    ]
+    assert numbers == [2, 4, None]
+
+
 def test_births_have_one_alternative_by_default():
     found = diffmh.StochasticDerivative().resolve(problem_of(65))
     assert isinstance(found, Births)
@@ -127,7 +191,7 @@ def test_reports_and_comparisons_name_the_number_in_use():
     assert report.num_alternatives == 4 and "4 alternatives alive" in str(report)
     one = three_components(diffmh.StochasticDerivative(alternatives=1)).run(0.4, KEY)
     assert one.num_alternatives == 1 and "1 alternative alive" in str(one)
-    names = [repr(estimator) for estimator in mean.applicable(1)]
+    names = [repr(estimator) for estimator in mean.applicable(jnp.array(0.4), KEY)]
     assert names[0] == "StochasticDerivative(weights='two-sided', alternatives=4)"
     assert len(set(names)) == len(names)
 
@@ -277,6 +341,6 @@ def test_groups_of_large_states_change_nothing(size, monkeypatch):
 
 def test_an_estimator_keeps_its_other_settings_when_it_is_resolved():
     given = diffmh.StochasticDerivative("two-sided", None, None, births=False)
-    found = given.with_alternatives(2)
+    found = given.with_alternatives(2, 16, jnp.zeros(3))
     assert dataclasses.astuple(found)[1:] == (4, None, False)
     assert "alternatives=None" in repr(given)

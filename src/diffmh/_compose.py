@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ._expectation import Differentiable
+from ._expectation import Differentiable, Expectation
 from .base import validate
 from .base.sums import mean_of_others
 from .base.validate import Checked
@@ -39,14 +39,19 @@ class Composition(Differentiable):
     def by(self, estimator):
         return Composition(self.phi, tuple(e.by(estimator) for e in self.expectations))
 
-    def applicable(self, num_parameters):
-        """The estimators that apply to every expectation; the first one's own leads."""
-        first, *rest = (e.applicable(num_parameters) for e in self.expectations)
+    def applicable(self, theta, key, *args):
+        """The estimators that apply to every expectation; the first one's own leads, or, where
+        defaults differ in their number of alternatives, the default, which keeps each at its own.
+        """
+        first, *rest = (e.applicable(theta, key, *args) for e in self.expectations)
 
         def applies_to_all(estimator):
             return all(any(eqx.tree_equal(estimator, one) for one in some) for some in rest)
 
-        return list(filter(applies_to_all, first))
+        shared = list(filter(applies_to_all, first))
+        given = [e.simulation.estimator for e in self.expectations if isinstance(e, Expectation)]
+        same = len(given) == 1 + len(rest) and all(eqx.tree_equal(given[0], e) for e in given)
+        return shared if applies_to_all(first[0]) or not same else [given[0], *shared]
 
     def per_chain(self, theta, key=None, *args):
         values = [e.per_chain(theta, key, *args) for e, key in self._with_keys(key)]

@@ -25,6 +25,7 @@ from .core.adapted import Adapted, kernel_and_init
 from .core.autodiff import not_differentiable
 from .core.estimator import Estimator, SecondOrder
 from .core.kernel import Kernel
+from .core.plan import Plan
 from .core.simulation import Simulation, flatten
 from .estimators import StochasticDerivative
 from .reports import meetings
@@ -94,7 +95,7 @@ class Differentiable(ABC):
             f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
         )
 
-    def applicable(self, num_parameters: int) -> list[Estimator]:
+    def applicable(self, theta: PyTree, key: Any, *args: Any) -> list[Estimator]:
         """Estimators that may be compared: the one in use, first, and the others."""
         raise TypeError(
             f"`diffmh.compare` takes what `diffmh.expectation` or `compose` returned, got {self!r}."
@@ -107,7 +108,7 @@ class Differentiable(ABC):
         theta = trees.strong(validate.theta(theta))
         if self.num_chains < 2:
             raise ValueError("`compare` needs `num_chains` of at least 2, got 1.")
-        estimators = self.applicable(ravel_pytree(theta)[0].size)
+        estimators = self.applicable(theta, key, *args)
         form = jax.eval_shape(
             lambda: jax.tree.map(lambda leaf: leaf[0], self.per_chain(theta, key, *args))
         )
@@ -224,12 +225,22 @@ class Expectation(Differentiable):
     def by(self, estimator):
         return Expectation(self.simulation.by(estimator))
 
-    def applicable(self, num_parameters):
+    def applicable(self, theta, key, *args):
         s = self.simulation
-        tried = candidates(s.estimator, num_parameters)
+        admitted, theta, _, _ = self._admit(theta, key, args)
+        num_parameters = ravel_pytree(theta)[0].size
         return [
-            estimator for estimator in tried if applies(estimator, s.kernel, num_parameters, s.lag)
+            estimator
+            for estimator in candidates(self._in_use(admitted.admission.plan, theta))
+            if applies(estimator, s.kernel, num_parameters, s.lag)
         ]
+
+    def _in_use(self, plan: Plan, theta: PyTree) -> Estimator:
+        """The estimator as it was asked for, with the default number of alternatives filled in."""
+        found = self.simulation.estimator
+        if not isinstance(found, StochasticDerivative):
+            return found
+        return found.with_alternatives(ravel_pytree(theta)[0].size, self.num_chains, plan.state)
 
     def __call__(self, theta, key=None, *args):
         admitted, theta, key, args = self._admit(theta, key, args)
@@ -246,7 +257,8 @@ class Expectation(Differentiable):
             " call the expectation itself, or its `.per_chain`.",
         )
         admitted, theta, key, args = self._admit(theta, key, args)
-        found, given = admitted.admission, self.simulation
+        found = admitted.admission
+        given = self.simulation.by(self._in_use(found.plan, theta))
         outcome, jacobian = compiled.followed(found.plan, theta, key, args, course or Course())
         num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
         if isinstance(given.estimator, SecondOrder):

@@ -178,7 +178,7 @@ def test_chosen_above_a_number_of_parameters():
         diffmh.StochasticDerivative(control="f"),
         # Moves that depend on θ carry tangents, which births don't have.
     ):
-        assert resolved(never, many) == never.with_alternatives(many)
+        assert resolved(never, many) == never.with_alternatives(many, 1, jnp.zeros(many))
     assert resolved(default, many, diffmh.Langevin(linear, 0.1)) is default
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..base import validate
+from ..base import trees, validate
 from ..base.validate import Checked
 from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
@@ -35,9 +35,14 @@ _WORDS = ("f", "covariance")
 # Above so many parameters births are followed instead of weights (`docs/benchmarks.md`).
 MANY_PARAMETERS = 64
 
-# The default number of alternatives, and how many weights they may have together: beyond those,
-# carrying weights costs more than another alternative gains (`docs/speed.md`).
-_ALTERNATIVES, _MOST_WEIGHTS = 4, 64
+# The default number of alternatives is chosen by variance × time (`docs/speed.md`). The larger the
+# state, the longer an alternative lives, and the more another one gains. It costs least where a
+# step takes the time of starting its pieces, not that of their arithmetic: with fewer chains than
+# `_MANY_CHAINS`, and a state that is not large.
+_MANY_CHAINS, _SMALL_STATE, _LARGE_STATE = 64, 8, 64
+
+# Beyond so many weights, carrying them costs more than another alternative gains.
+_MOST_WEIGHTS = 64
 
 # Pairs of the control by the covariance run for at most this many steps, or this many times what
 # was asked for: a control that costs more is not worth its price.
@@ -54,8 +59,10 @@ class StochasticDerivative(Estimator):
       `max(0, dα)/(1 − α)` after a reject. For one scalar parameter only; on continuous states their
       variance is infinite.
     - `alternatives=K`: how many alternatives are followed at a time. The variance falls with K and
-      the cost grows. `None`: 4 with up to 16 parameters, 2 with up to 32, else 1; 1 with one-sided
-      weights, as in the paper, and with `control`. `Expectation.run` reports the K in use.
+      the cost grows. `None`: 4; with fewer than 64 chains 8 if a state has 8 to 63 numbers; with
+      more chains 2 if it has fewer than 8; in all cases at most 64 divided by the number of
+      parameters, rounded down to a power of two. 1 with one-sided weights, as in the paper, and
+      with `control`. `Expectation.run` reports the K in use.
     - `control`: control variates, `None` for none, `"f"` for those of f itself, or a function
       `g(theta, x, *args)` whose value has f's form, at best near the solution of `g − Pg = f − πf`.
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
@@ -136,17 +143,23 @@ class StochasticDerivative(Estimator):
             refuse_that_stay_apart(kernel, name)
             refuse_unknown_decisions(kernel, name, "leave `control` out")
 
-    def with_alternatives(self, num_parameters: int) -> StochasticDerivative:
-        """The same estimator with the default number of alternatives for this number of
-        parameters.
+    def with_alternatives(
+        self, num_parameters: int, num_chains: int, x: PyTree
+    ) -> StochasticDerivative:
+        """The same estimator with the default number of alternatives for so many parameters and
+        chains, and states of the form of `x`.
         """
         if self.alternatives is not None:
             return self
-        count = 1
+        size, count, most = trees.size(x), 1, 4
+        if num_chains < _MANY_CHAINS and _SMALL_STATE <= size < _LARGE_STATE:
+            most = 8
+        elif num_chains >= _MANY_CHAINS and size < _SMALL_STATE:
+            most = 2
         # One-sided weights are the paper's, which has one alternative; control variates and births
         # were measured with one.
         if self.weights == "two-sided" and self.control is None and not self.births:
-            while count < _ALTERNATIVES and 2 * count * num_parameters <= _MOST_WEIGHTS:
+            while count < most and 2 * count * num_parameters <= _MOST_WEIGHTS:
                 count *= 2
         return StochasticDerivative(self.weights, count, self.control, self.births)
 
@@ -156,7 +169,7 @@ class StochasticDerivative(Estimator):
         return 1 if self.alternatives is None else self.alternatives
 
     def resolve(self, problem):
-        resolved = self.with_alternatives(problem.num_parameters)
+        resolved = self.with_alternatives(problem.num_parameters, problem.num_chains, problem.x)
         if self.is_paired:
             if problem.num_chains < LEAST_PAIRS:
                 return StochasticDerivative(alternatives=resolved.num_alternatives)

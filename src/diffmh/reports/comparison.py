@@ -21,10 +21,8 @@ from .report import gradient_tree, value_tree
 _BIAS = 4.0
 
 
-def candidates(own: Estimator, num_parameters: int) -> list[Estimator]:
+def candidates(own: Estimator) -> list[Estimator]:
     """The estimators that a comparison tries, the one in use first."""
-    if isinstance(own, StochasticDerivative):
-        own = own.with_alternatives(num_parameters)
     tried = [StochasticDerivative(alternatives=count) for count in (1, 4, 16)]
     tried.append(StochasticDerivative(alternatives=1, control="covariance"))
     tried += [Score(baseline="other chains"), Covariance()]

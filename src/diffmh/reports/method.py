@@ -34,7 +34,6 @@ class Method(eqx.Module):
     def of(kernel: Kernel, estimator: Estimator, num_parameters: int, lag: int) -> Method:
         weights, paired = None, False
         if isinstance(estimator, StochasticDerivative):
-            estimator = estimator.with_alternatives(num_parameters)
             weights, paired = estimator.weights, estimator.is_paired
         elif isinstance(estimator, Stationary):
             weights, paired = "two-sided", True
