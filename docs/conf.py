@@ -31,6 +31,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
+    "docstrings",
 ]
 exclude_patterns = ["_build"]
 nitpicky = False
@@ -64,7 +65,8 @@ nb_execution_cache_path = str(DOCS / "_build" / "executed" / _digest())
 # Docstrings: single backticks are code, as in Markdown.
 default_role = "code"
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
 autodoc_preserve_defaults = True
 autoclass_content = "class"
 add_module_names = False
@@ -129,7 +131,10 @@ def _thumbnails(app, exception):
     folder = pathlib.Path(app.outdir) / "_static" / "thumbnails"
     folder.mkdir(parents=True, exist_ok=True)
     for page in app.env.toctree_includes["gallery/index"]:
-        *_, last = app.env.get_doctree(page).findall(nodes.image)
+        pictures = list(app.env.get_doctree(page).findall(nodes.image))
+        if not pictures:  # built without running the pages
+            continue
+        last = pictures[-1]
         picture = pathlib.Path(app.outdir) / "_images" / app.builder.images[last["uri"]]
         with Image.open(picture) as whole:
             whole.thumbnail((640, 480))
@@ -152,20 +157,6 @@ def _leave_out_aliases(app, what, name, member, skip, options):
     return True if (getattr(member, "__doc__", "") or "").startswith("Alias for field") else None
 
 
-def _formulas(app, what, name, member, options, lines):
-    """An indented line in a docstring is a formula: shown as it stands."""
-    depth, before, shown = 0, "", []
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        begins = line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4
-        if begins and not before.lstrip().startswith(("-", "*", ">>>")):
-            shown += [" " * depth + "::", ""]
-        if line.strip():
-            depth, before = indent, line
-        shown.append(line)
-    lines[:] = shown
-
-
 def setup(app):
     app.connect("source-read", _as_svg)
     app.connect("source-read", _as_cards)
@@ -173,5 +164,4 @@ def setup(app):
     # After the theme has made its own.
     app.connect("html-page-context", _accessible, priority=900)
     app.connect("autodoc-skip-member", _leave_out_aliases)
-    app.connect("autodoc-process-docstring", _formulas)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

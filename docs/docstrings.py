@@ -1,0 +1,219 @@
+"""How docstrings become the reference: short types in signatures, formulas typeset, names linked.
+
+Docstrings are written for `help()`: formulas in Unicode, names in single backticks. Here formulas
+become TeX, and names of the public surface become links, on the other pages too.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import unicodedata
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.transforms import SphinxTransform
+from sphinx.util.inspect import signature, stringify_signature
+
+import diffmh
+
+# Types.
+
+# The library makes these; nobody calls the class.
+RESULTS = frozenset(
+    "Adapted Ascent Comparison Evidence Expectation Findings FromDraws HessianOfChains"
+    " HessianOfDraws Influence MeetingTime Observation Report Sensitivity Trace Transition".split()
+)
+ARRAYS = frozenset("Array Bool Float Inexact Int Num Real Shaped UInt ndarray".split())
+
+
+def _public_names() -> dict[str, str]:
+    """Where the reference documents a name that can be told from its spelling alone."""
+    names = {name: f"diffmh.{name}" for name in diffmh.__all__}
+    for module in (diffmh.extend, diffmh.sad):
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and value.__module__.startswith("diffmh"):
+                names.setdefault(name, f"{module.__name__}.{name}")
+    return names
+
+
+PUBLIC = _public_names()
+
+
+def _union(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.BinOp):
+        return [*_union(node.left), *_union(node.right)]
+    return [_short(node)]
+
+
+def _short(node: ast.expr) -> str:
+    """A type without the shapes that jaxtyping checks, which the text below it gives in words."""
+    match node:
+        case ast.BinOp():
+            return " | ".join(dict.fromkeys(_union(node)))
+        case ast.Subscript(value=value, slice=inner):
+            base = _short(value)
+            if base == "Checked":
+                return _short(inner)
+            if base in ("Array", "Callable", "Key", "PyTree"):
+                return base
+            items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            return f"{base}[{', '.join(_short(item) for item in items)}]"
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            name = "Array" if name in ARRAYS else name
+            return f"~{PUBLIC[name]}" if name in PUBLIC else name
+    return ast.unparse(node)
+
+
+def short_type(annotation) -> object:
+    if not isinstance(annotation, str):
+        return inspect.Parameter.empty if annotation is not None else None
+    short = _short(ast.parse(annotation, mode="eval").body)
+    return inspect.Parameter.empty if short == "Any" else short
+
+
+def _short_types(app, what, name, obj, options, given, returned):
+    if given is None or what not in ("class", "function", "method"):
+        return None
+    if what == "class" and name.rpartition(".")[-1] in RESULTS:
+        return "", None
+    found = signature(obj, bound_method=what == "method" and not inspect.isclass(obj))
+    parameters = [
+        parameter.replace(annotation=short_type(parameter.annotation))
+        for parameter in found.parameters.values()
+    ]
+    answer = inspect.Signature.empty if what == "class" else short_type(found.return_annotation)
+    shown = stringify_signature(found.replace(parameters=parameters, return_annotation=answer))
+    given, arrow, returned = shown.partition(" -> ")
+    return given, returned if arrow else None
+
+
+# Formulas.
+
+FUNCTIONS = {"Cov": r"\operatorname{Cov}", "tr": r"\operatorname{tr}"}
+FUNCTIONS |= {name: f"\\{name}" for name in "cosh cos coth det exp log max min sinh tanh".split()}
+MARKS = {"\u0302": r"\hat", "\u0304": r"\bar", "\u0307": r"\dot"}
+SIGNS = {"Σ": r"\sum ", "Π": r"\prod ", "½": r"\tfrac12 ", "·": r"\cdot ", "~": r"\sim "}
+SIGNS |= {"‖": r"\Vert ", "∫": r"\int ", "ψ": r"\psi "}
+SCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ]+|[₀₁₂₃₄₅₆₇₈₉]+")
+WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+def is_formula(text: str) -> bool:
+    """Code, if a word in it is no function of mathematics."""
+    ascii_only = unicodedata.normalize("NFKD", text.replace("−", "-")).isascii()
+    return not ascii_only and all(word in FUNCTIONS for word in WORD.findall(text))
+
+
+def _script(found: re.Match) -> str:
+    plain = unicodedata.normalize("NFKC", found[0]).replace("−", "-")
+    return f"{'_' if '₀' <= found[0][0] <= '₉' else '^'}{{{plain}}}"
+
+
+def _roots(text: str) -> str:
+    """`√(a + b)` and `√a` in TeX."""
+    while (start := text.find("√")) >= 0:
+        rest = text[start + 1 :]
+        depth, end = 0, 0
+        for end, letter in enumerate(rest, 1):
+            depth += {"(": 1, ")": -1}.get(letter, 0)
+            if depth == 0:
+                break
+        inner = rest[1 : end - 1] if rest.startswith("(") else rest[:end]
+        text = f"{text[:start]}\\sqrt{{{inner}}}{rest[end:]}"
+    return text
+
+
+def tex(text: str) -> str:
+    """A formula of a docstring in TeX; MathJax reads Greek letters and most signs as they are."""
+    text = SCRIPT.sub(_script, text.replace("≠", r"\neq "))
+    text = unicodedata.normalize("NFD", text)
+    text = re.sub(
+        f"(\\w)([{''.join(MARKS)}])", lambda found: f"{MARKS[found[2]]}{{{found[1]}}}", text
+    )
+    text = re.sub(r"_([^\W_]+)", r"_{\1}", text)
+    text = re.sub(r"\s{3,}", r" \\qquad ", text)
+    text = "".join(SIGNS.get(letter, letter) for letter in _roots(text))
+
+    def word(found: re.Match) -> str:
+        return f"{FUNCTIONS[found[0]]} " if found[0] in FUNCTIONS else f"\\text{{{found[0]}}}"
+
+    return re.sub(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|tr(?= ))", word, text)
+
+
+def _formulas(app, what, name, member, options, lines):
+    """An indented line in a docstring is a formula."""
+    depth, before, shown, inside = 0, "", [], False
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        begins = line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4
+        if begins and not before.lstrip().startswith(("-", "*", ">>>")):
+            shown += [" " * depth + ".. math::", ""]
+            inside = True
+        elif line.strip() and indent <= depth:
+            inside = False
+        if line.strip() and not inside:
+            depth, before = indent, line
+        shown.append(line[:indent] + tex(line[indent:]) if inside else line)
+    lines[:] = shown
+
+
+# Names.
+
+NAME = re.compile(r"(?:diffmh\.)?(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?", re.DOTALL)
+MODULES = ("extend.", "models.", "plots.", "sad.")
+
+
+def target_of(text: str) -> str | None:
+    """The name that code on a page stands for, if it is one of the library's beyond doubt."""
+    found = NAME.fullmatch(text)
+    if found is None:
+        return None
+    path = found["path"]
+    first, _, rest = path.partition(".")
+    if text.startswith("diffmh.") or path.startswith(MODULES):
+        return PUBLIC.get(path, f"diffmh.{path}")
+    known = first in PUBLIC and (first[0].isupper() or "_" in first)
+    return PUBLIC[first] + (f".{rest}" if rest else "") if known else None
+
+
+class LinksAndFormulas(SphinxTransform):
+    """Code in running text: names are linked; in docstrings, formulas are typeset."""
+
+    default_priority = 400
+    outside = (nodes.reference, nodes.title, addnodes.pending_xref, addnodes.download_reference)
+
+    def apply(self, **kwargs):
+        for code in list(self.document.findall(nodes.literal)):
+            above, node = [], code.parent
+            while node is not None:
+                above.append(node)
+                node = node.parent
+            text = code.astext()
+            if any(isinstance(node, self.outside) for node in above):
+                continue
+            in_docstring = any(isinstance(node, addnodes.desc_content) for node in above)
+            if in_docstring and is_formula(text):
+                code.replace_self(nodes.math(text, tex(" ".join(text.split()))))
+            elif (target := target_of(text)) is not None:
+                self._link(code, target, above)
+
+    def _link(self, code, target, above):
+        described = [node for node in above if isinstance(node, addnodes.desc)]
+        signatures = [sign for node in described for sign in node.findall(addnodes.desc_signature)]
+        if any(target in sign.get("ids", ()) for sign in signatures):
+            return  # the name that is being explained
+        link = addnodes.pending_xref(
+            "", refdomain="py", reftype="obj", reftarget=target, refexplicit=True, refwarn=False
+        )
+        code.replace_self(link)
+        link["refdoc"] = self.env.docname
+        link += code
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", _short_types)
+    app.connect("autodoc-process-docstring", _formulas)
+    app.add_transform(LinksAndFormulas)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
