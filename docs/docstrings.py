@@ -14,7 +14,7 @@ import unicodedata
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
-from sphinx.util.inspect import signature, stringify_signature
+from sphinx.util.inspect import stringify_signature
 
 import diffmh
 
@@ -66,11 +66,12 @@ def _short(node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-def short_type(annotation) -> object:
+def short_type(annotation):
+    """`annotation` as it stands in the source, made short; none for what says nothing."""
     if not isinstance(annotation, str):
-        return inspect.Parameter.empty if annotation is not None else None
+        return inspect.Parameter.empty
     short = _short(ast.parse(annotation, mode="eval").body)
-    return inspect.Parameter.empty if short == "Any" else short
+    return inspect.Parameter.empty if short in ("Any", "None") else short
 
 
 def _short_types(app, what, name, obj, options, given, returned):
@@ -78,15 +79,16 @@ def _short_types(app, what, name, obj, options, given, returned):
         return None
     if what == "class" and name.rpartition(".")[-1] in RESULTS:
         return "", None
-    found = signature(obj, bound_method=what == "method" and not inspect.isclass(obj))
+    found = inspect.signature(obj)
     parameters = [
         parameter.replace(annotation=short_type(parameter.annotation))
         for parameter in found.parameters.values()
+        if parameter.name != "self"
     ]
     answer = inspect.Signature.empty if what == "class" else short_type(found.return_annotation)
     shown = stringify_signature(found.replace(parameters=parameters, return_annotation=answer))
-    given, arrow, returned = shown.partition(" -> ")
-    return given, returned if arrow else None
+    arguments, arrow, answer = shown.partition(" -> ")
+    return arguments, answer if arrow else None
 
 
 # Formulas.
@@ -195,7 +197,7 @@ class LinksAndFormulas(SphinxTransform):
                 continue
             in_docstring = any(isinstance(node, addnodes.desc_content) for node in above)
             if in_docstring and is_formula(text):
-                code.replace_self(nodes.math(text, tex(" ".join(text.split()))))
+                code.parent.replace(code, nodes.math(text, tex(" ".join(text.split()))))
             elif (target := target_of(text)) is not None:
                 self._link(code, target, above)
 
@@ -207,8 +209,8 @@ class LinksAndFormulas(SphinxTransform):
         link = addnodes.pending_xref(
             "", refdomain="py", reftype="obj", reftarget=target, refexplicit=True, refwarn=False
         )
-        code.replace_self(link)
         link["refdoc"] = self.env.docname
+        code.parent.replace(code, link)
         link += code
 
 
