@@ -65,8 +65,7 @@ nb_execution_cache_path = str(DOCS / "_build" / "executed" / _digest())
 # Docstrings: single backticks are code, as in Markdown.
 default_role = "code"
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-python_use_unqualified_type_names = True
+autodoc_typehints = "none"  # docstrings.py has shorter ones
 autodoc_preserve_defaults = True
 autoclass_content = "class"
 add_module_names = False

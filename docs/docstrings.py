@@ -9,6 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
+import types
+import typing
 import unicodedata
 
 from docutils import nodes
@@ -22,10 +25,11 @@ import diffmh
 
 # The library makes these; nobody calls the class.
 RESULTS = frozenset(
-    "Adapted Ascent Comparison Evidence Expectation Findings FromDraws HessianOfChains"
-    " HessianOfDraws Influence MeetingTime Observation Report Sensitivity Trace Transition".split()
+    "Adapted Ascent Comparison Composition Curve EstimatorRow Evidence EvidenceReport Expectation"
+    " Findings FromDraws HessianOfChains HessianOfDraws Influence MeetingTime Observation"
+    " Parameters Posterior Report Sensitivity SensitivityRow Trace Transition".split()
 )
-ARRAYS = frozenset("Array Bool Float Inexact Int Num Real Shaped UInt ndarray".split())
+ARRAYS = frozenset("Array Bool Float Inexact Int Num Real Shaped UInt UInt32 ndarray".split())
 
 
 def _public_names() -> dict[str, str]:
@@ -39,38 +43,55 @@ def _public_names() -> dict[str, str]:
 
 
 PUBLIC = _public_names()
+PLACES = {
+    getattr(module, name): f"{module.__name__}.{name}"
+    for module in (diffmh.sad, diffmh.extend, diffmh)
+    for name in dir(module)
+    if inspect.isclass(getattr(module, name))
+}
 
 
-def _union(node: ast.expr) -> list[str]:
+def _named(name: str, scope: dict) -> str:
+    """A type's name, as a link if the reference documents it; `scope` is where it is used."""
+    if name in ARRAYS:
+        return "Array"
+    meant = scope.get(name)
+    if isinstance(meant, (types.GenericAlias, typing._GenericAlias)):  # a name for a longer type
+        return _short(ast.parse(str(meant), mode="eval").body, {})
+    if not inspect.isclass(meant) or not meant.__module__.startswith("diffmh"):
+        return name
+    return f"~{PLACES.get(meant, f'{meant.__module__}.{meant.__qualname__}')}"
+
+
+def _union(node: ast.expr, scope: dict) -> list[str]:
     if isinstance(node, ast.BinOp):
-        return [*_union(node.left), *_union(node.right)]
-    return [_short(node)]
+        return [*_union(node.left, scope), *_union(node.right, scope)]
+    return [_short(node, scope)]
 
 
-def _short(node: ast.expr) -> str:
+def _short(node: ast.expr, scope: dict) -> str:
     """A type without the shapes that jaxtyping checks, which the text below it gives in words."""
     match node:
         case ast.BinOp():
-            return " | ".join(dict.fromkeys(_union(node)))
+            return " | ".join(dict.fromkeys(_union(node, scope)))
         case ast.Subscript(value=value, slice=inner):
-            base = _short(value)
-            if base == "Checked":
-                return _short(inner)
+            base = _short(value, scope)
+            if base.endswith("Checked"):
+                return _short(inner, scope)
             if base in ("Array", "Callable", "Key", "PyTree"):
                 return base
             items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            return f"{base}[{', '.join(_short(item) for item in items)}]"
+            return f"{base}[{', '.join(_short(item, scope) for item in items)}]"
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            name = "Array" if name in ARRAYS else name
-            return f"~{PUBLIC[name]}" if name in PUBLIC else name
+            return _named(name, scope)
     return ast.unparse(node)
 
 
-def short_type(annotation):
+def short_type(annotation, scope: dict):
     """`annotation` as it stands in the source, made short; none for what says nothing."""
     if not isinstance(annotation, str):
         return inspect.Parameter.empty
-    short = _short(ast.parse(annotation, mode="eval").body)
+    short = _short(ast.parse(annotation, mode="eval").body, scope)
     return inspect.Parameter.empty if short in ("Any", "None") else short
 
 
@@ -79,13 +100,17 @@ def _short_types(app, what, name, obj, options, given, returned):
         return None
     if what == "class" and name.rpartition(".")[-1] in RESULTS:
         return "", None
-    found = inspect.signature(obj)
-    parameters = [
-        parameter.replace(annotation=short_type(parameter.annotation))
-        for parameter in found.parameters.values()
-        if parameter.name != "self"
-    ]
-    answer = inspect.Signature.empty if what == "class" else short_type(found.return_annotation)
+    found, scope = inspect.signature(obj), vars(sys.modules[obj.__module__])
+    constants = getattr(obj, "__kwdefaults__", None) or {}
+    parameters = []
+    for argument, parameter in found.parameters.items():
+        if repr(parameter.default).startswith("_"):  # the name of a constant of the module
+            parameter = parameter.replace(default=constants[argument])
+        if argument != "self":
+            annotation = short_type(parameter.annotation, scope)
+            parameters.append(parameter.replace(annotation=annotation))
+    answer = short_type(found.return_annotation, scope)
+    answer = inspect.Signature.empty if what == "class" else answer
     shown = stringify_signature(found.replace(parameters=parameters, return_annotation=answer))
     arguments, arrow, answer = shown.partition(" -> ")
     return arguments, answer if arrow else None
