@@ -142,13 +142,20 @@ def _thumbnails(app, exception):
 
 def _accessible(app, page, template, context, doctree):
     """Complete what screen readers and keyboards need: the level of the captions in the sidebar,
-    and the focus of code that scrolls.
+    the focus of code that scrolls, and signatures of several lines, which are no list of
+    definitions.
     """
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
-    context["body"] = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    context["body"] = re.sub(
+        r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>",
+        lambda lines: re.sub("<(/?)dd>", r"<\1span>", f'<span class="lines">{lines[1]}</span>')
+        .replace("<span><em", '<span class="line"><em'),
+        body,
+    )
 
 
 def _leave_out_aliases(app, what, name, member, skip, options):
