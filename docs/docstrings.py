@@ -125,12 +125,13 @@ SIGNS = {"Σ": r"\sum ", "Π": r"\prod ", "½": r"\tfrac12 ", "·": r"\cdot ", "
 SIGNS |= {"‖": r"\Vert ", "∫": r"\int ", "ψ": r"\psi "}
 SCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ]+|[₀₁₂₃₄₅₆₇₈₉]+")
 WORD = re.compile(r"[A-Za-z]{3,}")
+IN_WORDS = {"data", "law", "likelihood", "mean", "observed", "odds", "outcome", "prior"}
 
 
 def is_formula(text: str) -> bool:
-    """Code, if a word in it is no function of mathematics."""
-    ascii_only = unicodedata.normalize("NFKD", text.replace("−", "-")).isascii()
-    return not ascii_only and all(word in FUNCTIONS for word in WORD.findall(text))
+    """Whether code in a docstring is mathematics: no ASCII alone, and no names of the program."""
+    words = set(WORD.findall(text)) - FUNCTIONS.keys() - IN_WORDS
+    return not text.isascii() and not words and not re.search(r"[a-z]{2}_[a-z]{2}", text)
 
 
 def _script(found: re.Match) -> str:
