@@ -152,8 +152,9 @@ def _accessible(app, page, template, context, doctree):
     body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
     context["body"] = re.sub(
         r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>",
-        lambda lines: re.sub("<(/?)dd>", r"<\1span>", f'<span class="lines">{lines[1]}</span>')
-        .replace("<span><em", '<span class="line"><em'),
+        lambda lines: re.sub(
+            "<(/?)dd>", r"<\1span>", f'<span class="lines">{lines[1]}</span>'
+        ).replace("<span><em", '<span class="line"><em'),
         body,
     )
 

@@ -23,13 +23,7 @@ import diffmh
 
 # Types.
 
-# The library makes these; nobody calls the class.
-RESULTS = frozenset(
-    "Adapted Ascent Comparison Composition Curve EstimatorRow Evidence EvidenceReport Expectation"
-    " Findings FromDraws HessianOfChains HessianOfDraws Influence MeetingTime Observation"
-    " Parameters Posterior Report Sensitivity SensitivityRow Trace Transition".split()
-)
-ARRAYS = frozenset("Array Bool Float Inexact Int Num Real Shaped UInt UInt32 ndarray".split())
+ARRAYS = {"Array", "Bool", "Float", "Inexact", "Int", "Num", "Real", "Shaped", "UInt32", "ndarray"}
 
 
 def _public_names() -> dict[str, str]:
@@ -98,7 +92,7 @@ def short_type(annotation, scope: dict):
 def _short_types(app, what, name, obj, options, given, returned):
     if given is None or what not in ("class", "function", "method"):
         return None
-    if what == "class" and name.rpartition(".")[-1] in RESULTS:
+    if what == "class" and given == "()":  # `autoclass:: Report()`: nobody but the library calls it
         return "", None
     found, scope = inspect.signature(obj), vars(sys.modules[obj.__module__])
     constants = getattr(obj, "__kwdefaults__", None) or {}
@@ -119,7 +113,8 @@ def _short_types(app, what, name, obj, options, given, returned):
 # Formulas.
 
 FUNCTIONS = {"Cov": r"\operatorname{Cov}", "tr": r"\operatorname{tr}"}
-FUNCTIONS |= {name: f"\\{name}" for name in "cosh cos coth det exp log max min sinh tanh".split()}
+FUNCTIONS |= {name: f"\\{name}" for name in ("cos", "cosh", "coth", "det", "exp", "log", "max")}
+FUNCTIONS |= {name: f"\\{name}" for name in ("min", "sinh", "tanh")}
 MARKS = {"\u0302": r"\hat", "\u0304": r"\bar", "\u0307": r"\dot"}
 SIGNS = {"Σ": r"\sum ", "Π": r"\prod ", "½": r"\tfrac12 ", "·": r"\cdot ", "~": r"\sim "}
 SIGNS |= {"‖": r"\Vert ", "∫": r"\int ", "ψ": r"\psi "}
@@ -144,10 +139,9 @@ def _roots(text: str) -> str:
     while (start := text.find("√")) >= 0:
         rest = text[start + 1 :]
         depth, end = 0, 0
-        for end, letter in enumerate(rest, 1):
-            depth += {"(": 1, ")": -1}.get(letter, 0)
-            if depth == 0:
-                break
+        while not end or depth:
+            depth += {"(": 1, ")": -1}.get(rest[end], 0)
+            end += 1
         inner = rest[1 : end - 1] if rest.startswith("(") else rest[:end]
         text = f"{text[:start]}\\sqrt{{{inner}}}{rest[end:]}"
     return text

@@ -21,6 +21,7 @@ from ..reports.report import Report
 from .draws import FromDraws, from_draws
 from .intake import chains_and_draws, read
 from .intake_sites import states_of
+from .powers import refuse_unfit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +184,7 @@ def influence(
             f"`{where}`: the posterior does not know the log likelihood of each observation"
             " (`log_likelihoods`): make it with `from_numpyro` or `from_pymc`."
         )
+    refuse_unfit(f, posterior, where, predicts=False)
     weighted = _Weighted(posterior, f)
     given = read(draws, "influence(draws=...)")
     over = from_draws(
