@@ -84,6 +84,14 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#c8102e", "color-brand-content": "#1f5fbf"},
     "dark_css_variables": {"color-brand-primary": "#ff6b7a", "color-brand-content": "#71a8ff"},
 }
+# A link to the repository and to each page's source, once pyproject.toml has a "Repository" URL.
+for _url in importlib.metadata.metadata("diffmh").get_all("Project-URL", []):
+    if _url.startswith("Repository, "):
+        html_theme_options |= {
+            "source_repository": _url.removeprefix("Repository, "),
+            "source_branch": "main",
+            "source_directory": "docs/",
+        }
 _mathjax = importlib.util.find_spec("sphinx-mathjax-offline")
 assert _mathjax is not None and _mathjax.origin is not None, 'pip install "diffmh[docs]"'
 html_static_path.append(
