@@ -1,4 +1,4 @@
-"""How docstrings become the reference: short types in signatures, formulas typeset, names linked.
+"""From docstrings to the reference: short types in signatures, formulas typeset, names linked.
 
 Docstrings are written for `help()`: formulas in Unicode, names in single backticks. Here formulas
 become TeX, and names of the public surface become links, on the other pages too.
@@ -27,7 +27,7 @@ ARRAYS = {"Array", "Bool", "Float", "Inexact", "Int", "Num", "Real", "Shaped", "
 
 
 def _public_names() -> dict[str, str]:
-    """Where the reference documents a name that can be told from its spelling alone."""
+    """The place in the reference of each name that is clear from its spelling alone."""
     names = {name: f"diffmh.{name}" for name in diffmh.__all__}
     for module in (diffmh.extend, diffmh.sad):
         for name, value in vars(module).items():
@@ -124,7 +124,7 @@ IN_WORDS = {"data", "law", "likelihood", "mean", "observed", "odds", "outcome", 
 
 
 def is_formula(text: str) -> bool:
-    """Whether code in a docstring is mathematics: no ASCII alone, and no names of the program."""
+    """True if code in a docstring is mathematics: it has Greek letters or signs, and no names."""
     words = set(WORD.findall(text)) - FUNCTIONS.keys() - IN_WORDS
     return not text.isascii() and not words and not re.search(r"[a-z]{2}_[a-z]{2}", text)
 

@@ -56,7 +56,7 @@ def test_step_sizes(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_trajectory_alone_is_biased(name, monkeypatch):
-    """What people differentiate today: through the moves, every accept and reject held fixed."""
+    """The usual derivative today: through the moves, with every accept and reject held fixed."""
     make, mean, theta = KERNELS[name]
     ignore = lambda self, weights: 0.0 * self.log_accept_gradient
     monkeypatch.setattr(diffmh.extend.Acceptance, "flip_weight", ignore)

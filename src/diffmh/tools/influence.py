@@ -138,7 +138,7 @@ def influence(
     control: Checked[Literal["stein"]] | None = None,
     level: Checked[float] = 0.95,
 ) -> Influence:
-    """How much each observation moves the posterior quantities `E[f(theta, sites)]`.
+    """The influence of each observation on posterior quantities `E[f(theta, sites)]`.
 
     With weights w_n on the observations, `p(x) Π p(y_n | x)^{w_n}`, the influence of observation n
     is the derivative at w = 1,
