@@ -147,8 +147,8 @@ def _values(decision: Any) -> list[Value]:
 
 def _reached(program: Program, sources: tuple[Variable, ...], cut: Any, results: Any) -> str | None:
     """A place where any of the results is computed from the sources by a path that avoids the atoms
-    `cut`; `None` if there is no such path. Loops and conditionals are taken whole, so that it errs on the
-    side of finding one.
+    `cut`; `None` if there is no such path. Loops and conditionals are taken whole, so that it errs
+    on the side of finding one.
     """
     # By identity of the program's variables: equal numbers that are computed twice are two paths.
     avoided = {id(atom) for atom in jax.tree.leaves(cut, is_leaf=_is_atom)}
