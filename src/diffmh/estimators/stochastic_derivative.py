@@ -59,7 +59,7 @@ class StochasticDerivative(Estimator):
     - `control`: control variates, `None` for none, `"f"` for those of f itself, or a function
       `g(theta, x, *args)` whose value has f's form, at best near the solution of `g − Pg = f − πf`.
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
-      the estimate unbiased: `diffmh.controls`. It takes at least 5 chains to have an effect, and
+      the estimate unbiased (`estimators/controls.py`). It takes at least 5 chains to have an effect, and
       has less where a few chains bear the sums, or where their mean is far from zero. Refuses
       `lag`. `"covariance"` takes the variance of the covariance where that is smaller, and stays
       unbiased for the finite chain: `F + β(C − D)` of pairs of chains, with C and D as in
