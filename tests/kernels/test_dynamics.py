@@ -195,7 +195,7 @@ def test_refusals():
         num_samples=2,
         estimator=diffmh.Covariance(),
     )
-    with pytest.raises(ValueError, match="blind to parameters of the proposal"):
+    with pytest.raises(ValueError, match="cannot see parameters of the proposal"):
         blind(0.5, jax.random.key(0))
 
 

@@ -31,8 +31,8 @@ def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
     if given.theta is not None and not same_theta(given.theta, posterior.theta):
         raise ValueError(
             f"`{where}`: these draws were made at the hyperparameters {_rounded(given.theta)}, not"
-            f" at {_rounded(numbers_of(posterior.theta))}: tell `sensitivity(at=...)` where they"
-            " were made, or sample anew."
+            f" at {_rounded(numbers_of(posterior.theta))}: pass the former as"
+            " `sensitivity(at=...)`, or sample anew."
         )
     form = jax.eval_shape(posterior.init, jax.random.key(0))
     if given.sites is None or given.marked:
