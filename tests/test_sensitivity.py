@@ -539,3 +539,17 @@ def test_a_name_stands_for_all_entries_of_an_array(posterior):
     assert [row.quantity for row in found["both"][::3]] == ["both[0]", "both[1]"]
     assert {row.quantity for row in found["sd(both)"]} == {"sd(both[0])", "sd(both[1])"}
     assert len(found["both[1]"]) == 3
+
+
+def test_the_entries_of_a_bare_array_are_those_of_f(posterior):
+    f = lambda theta, sites: jnp.stack([sites["mean"], sites["twice"]])
+    found = diffmh.sensitivity(
+        posterior, f, draws={"mean": exact_draws()}, quantities=("mean", "sd")
+    )
+    assert list(dict.fromkeys(row.quantity for row in found)) == [
+        "f[0]",
+        "sd(f[0])",
+        "f[1]",
+        "sd(f[1])",
+    ]
+    assert len(found["f"]) == len(found["sd(f)"]) == 6

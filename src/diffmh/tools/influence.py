@@ -306,4 +306,4 @@ def _names(leaves: list[tuple[Any, Any]]) -> Iterator[str]:
 
 
 def _name(path: Any, index: tuple[int, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") + display.place(index) or "f"
+    return (jax.tree_util.keystr(path, simple=True, separator=".") or "f") + display.place(index)
