@@ -120,13 +120,17 @@ SIGNS = {"Σ": r"\sum ", "Π": r"\prod ", "½": r"\tfrac12 ", "·": r"\cdot ", "
 SIGNS |= {"‖": r"\Vert ", "∫": r"\int ", "ψ": r"\psi "}
 SCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ]+|[₀₁₂₃₄₅₆₇₈₉]+")
 WORD = re.compile(r"[A-Za-z]{3,}")
+# Primes, subscripts and powers, expectations; names of several words, strings.
+ASCII_SIGN = re.compile(r"[A-Za-z]'|\b[A-Za-z]_[A-Za-z0-9]\b|\^|\bCov\(|\bE\[")
+OF_PROGRAMS = re.compile(r"[a-z]{2}_[a-z]{2}|'\w+'|\"|\*\*|\w{2}=")
 IN_WORDS = {"data", "law", "likelihood", "mean", "observed", "odds", "outcome", "prior"}
 
 
 def is_formula(text: str) -> bool:
-    """True if code in a docstring is mathematics: it has Greek letters or signs, and no names."""
+    """True if code in a docstring is mathematics: it has its signs, and no names of the program."""
     words = set(WORD.findall(text)) - FUNCTIONS.keys() - IN_WORDS
-    return not text.isascii() and not words and not re.search(r"[a-z]{2}_[a-z]{2}", text)
+    signs = not text.isascii() or ASCII_SIGN.search(text)
+    return bool(signs) and not words and not OF_PROGRAMS.search(text)
 
 
 def _script(found: re.Match) -> str:
@@ -155,13 +159,16 @@ def tex(text: str) -> str:
         f"(\\w)([{''.join(MARKS)}])", lambda found: f"{MARKS[found[2]]}{{{found[1]}}}", text
     )
     text = re.sub(r"_([^\W_]+)", r"_{\1}", text)
+    text = re.sub(r"\^\(([^()]*)\)", r"^{\1}", text)
+    text = re.sub(r"\bd/d(\w) ", r"\\frac{d}{d\1} ", text)
+    text = text.replace(" | ", r" \mid ")
     text = re.sub(r"\s{3,}", r" \\qquad ", text)
     text = "".join(SIGNS.get(letter, letter) for letter in _roots(text))
 
     def word(found: re.Match) -> str:
-        return f"{FUNCTIONS[found[0]]} " if found[0] in FUNCTIONS else f"\\text{{{found[0]}}}"
+        return f"{FUNCTIONS.get(found[0]) or rf'\operatorname{{{found[0]}}}'} "
 
-    return re.sub(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|tr(?= ))", word, text)
+    return re.sub(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|of|tr(?= ))", word, text)
 
 
 def _formulas(app, what, name, member, options, lines):
