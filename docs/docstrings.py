@@ -166,7 +166,7 @@ def tex(text: str) -> str:
     text = "".join(SIGNS.get(letter, letter) for letter in _roots(text))
 
     def word(found: re.Match) -> str:
-        return f"{FUNCTIONS.get(found[0]) or rf'\operatorname{{{found[0]}}}'} "
+        return FUNCTIONS.get(found[0], rf"\operatorname{{{found[0]}}}") + " "
 
     return re.sub(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|of|tr(?= ))", word, text)
 
