@@ -145,7 +145,7 @@ def births():
 
 
 def first_gradient():
-    """What a first gradient costs before it runs: compile time and temporary memory over K."""
+    """The cost of a first gradient before it runs: compile time and temporary memory over K."""
     problems = {
         "N(θ,1), 16 chains": (lambda t, x: x, gaussian.sampler(), 0.0, 16, 4000),
         "mixture, 16 chains": (mixture.indicator, mixture.sampler(), 0, 16, 4000),

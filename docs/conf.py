@@ -31,6 +31,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
+    "docstrings",
 ]
 exclude_patterns = ["_build"]
 nitpicky = False
@@ -64,7 +65,7 @@ nb_execution_cache_path = str(DOCS / "_build" / "executed" / _digest())
 # Docstrings: single backticks are code, as in Markdown.
 default_role = "code"
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "none"  # docstrings.py has shorter ones
 autodoc_preserve_defaults = True
 autoclass_content = "class"
 add_module_names = False
@@ -83,6 +84,14 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#c8102e", "color-brand-content": "#1f5fbf"},
     "dark_css_variables": {"color-brand-primary": "#ff6b7a", "color-brand-content": "#71a8ff"},
 }
+# A link to the repository and to each page's source, once pyproject.toml has a "Repository" URL.
+for _url in importlib.metadata.metadata("diffmh").get_all("Project-URL", []):
+    if _url.startswith("Repository, "):
+        html_theme_options |= {
+            "source_repository": _url.removeprefix("Repository, "),
+            "source_branch": "main",
+            "source_directory": "docs/",
+        }
 _mathjax = importlib.util.find_spec("sphinx-mathjax-offline")
 assert _mathjax is not None and _mathjax.origin is not None, 'pip install "diffmh[docs]"'
 html_static_path.append(
@@ -129,7 +138,10 @@ def _thumbnails(app, exception):
     folder = pathlib.Path(app.outdir) / "_static" / "thumbnails"
     folder.mkdir(parents=True, exist_ok=True)
     for page in app.env.toctree_includes["gallery/index"]:
-        *_, last = app.env.get_doctree(page).findall(nodes.image)
+        pictures = list(app.env.get_doctree(page).findall(nodes.image))
+        if not pictures:  # built without running the pages
+            continue
+        last = pictures[-1]
         picture = pathlib.Path(app.outdir) / "_images" / app.builder.images[last["uri"]]
         with Image.open(picture) as whole:
             whole.thumbnail((640, 480))
@@ -138,32 +150,26 @@ def _thumbnails(app, exception):
 
 def _accessible(app, page, template, context, doctree):
     """Complete what screen readers and keyboards need: the level of the captions in the sidebar,
-    and the focus of code that scrolls.
+    the focus of code that scrolls, and signatures of several lines, which are no list of
+    definitions.
     """
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
-    context["body"] = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    context["body"] = re.sub(
+        r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>",
+        lambda lines: re.sub(
+            "<(/?)dd>", r"<\1span>", f'<span class="lines">{lines[1]}</span>'
+        ).replace("<span><em", '<span class="line"><em'),
+        body,
+    )
 
 
 def _leave_out_aliases(app, what, name, member, skip, options):
     """Fields of named tuples, which their class explains."""
     return True if (getattr(member, "__doc__", "") or "").startswith("Alias for field") else None
-
-
-def _formulas(app, what, name, member, options, lines):
-    """An indented line in a docstring is a formula: shown as it stands."""
-    depth, before, shown = 0, "", []
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        begins = line.strip() and not (shown and shown[-1].strip()) and indent >= depth + 4
-        if begins and not before.lstrip().startswith(("-", "*", ">>>")):
-            shown += [" " * depth + "::", ""]
-        if line.strip():
-            depth, before = indent, line
-        shown.append(line)
-    lines[:] = shown
 
 
 def setup(app):
@@ -173,5 +179,4 @@ def setup(app):
     # After the theme has made its own.
     app.connect("html-page-context", _accessible, priority=900)
     app.connect("autodoc-skip-member", _leave_out_aliases)
-    app.connect("autodoc-process-docstring", _formulas)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

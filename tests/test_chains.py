@@ -243,7 +243,7 @@ def test_errors_of_some_chains_raise(worst, raises):
 
 
 def test_effects_are_not_left_out():
-    """What a chain prints is printed for each; what is the same for all, once."""
+    """A print of a chain's values appears for each chain, one of shared values once."""
     seen = []
 
     def function(x):

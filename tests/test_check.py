@@ -221,7 +221,7 @@ def test_a_density_that_lost_its_digits():
 
 
 def test_the_derivative_of_large_and_flat_densities_is_not_a_false_alarm():
-    """Where rounding hides the differences nothing is said; kinks and many parameters pass."""
+    """No verdict if rounding hides the differences; kinks and many parameters pass."""
     offset = diffmh.MetropolisHastings(
         lambda theta, x: -0.5 * (x - theta) ** 2 - 5e5, diffmh.GaussianWalk(1.0)
     )

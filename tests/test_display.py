@@ -1,4 +1,4 @@
-"""How results show themselves: with numbers, in a line and in a notebook."""
+"""The display of results: with numbers, in a line and in a notebook."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `expectation` and `.run` refuse, by a message that names the argument, what came and what to
-do; and what they do not.
+"""Errors of `expectation` and `.run`: messages that name the argument, what came and what to do;
+and input that is accepted.
 """
 
 import re

@@ -33,7 +33,7 @@ def occupancy():
 
 @pytest.fixture(scope="module")
 def contributions(occupancy):
-    """What each chain contributes to the second derivative at h = 0.4, and the averages that it
+    """Each chain's contribution to the second derivative at h = 0.4, and the averages that it
     comes from.
     """
     second = occupancy.simulation.estimator.second_order()

@@ -45,7 +45,7 @@ def free_address() -> str:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """What each of two processes found."""
+    """The results of each of two processes."""
     coordinator, directory = free_address(), tmp_path_factory.mktemp("hosts")
     pair = [
         started(HERE / "support" / "hosts_cases.py", coordinator, n, directory) for n in range(2)

@@ -1,4 +1,4 @@
-"""What a kernel's author relies on: any number of decisions, states with tangents, functions of
+"""The contract with a kernel's author: any number of decisions, states with tangents, functions of
 earlier states, and rounding that is the loop's business.
 """
 
@@ -211,7 +211,7 @@ class Naive(diffmh.extend.BlockUpdate):
 
 
 def naive_paths_differ() -> bool:
-    """Whether the primal of some gradient's program is not that of the value's, bit for bit."""
+    """True if the primal of some gradient's program differs in a bit from that of the value."""
     theta, key = 0.83, jax.random.key(3)
     differs = False
     for slots, num_chains in ((1, 16), (1, 64), (3, 16)):

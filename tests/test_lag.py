@@ -97,7 +97,7 @@ def test_refusals():
     given = dict(init=0.0, num_samples=2)
     with pytest.raises(ValueError, match="at least 0, got -1"):
         diffmh.expectation(lambda theta, a, x: a * x, kernel, lag=-1, **given)
-    with pytest.raises(ValueError, match="blind to functions of successive states, got lag=1"):
+    with pytest.raises(ValueError, match="cannot see functions of successive states, got lag=1"):
         lagged = diffmh.expectation(
             lambda theta, a, x: a * x, kernel, lag=1, estimator=diffmh.Covariance(), **given
         )

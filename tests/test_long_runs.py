@@ -139,7 +139,7 @@ def test_kill_9(tmp_path):
 
 
 def test_a_resumed_run_does_not_begin_anew(tmp_path, monkeypatch):
-    """What was done before is not done again: its steps are counted."""
+    """Finished work is not repeated: its steps are counted."""
     compiled = sys.modules["diffmh.core.compiled"]
     steps, advance = [], compiled._advance
 

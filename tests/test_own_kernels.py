@@ -149,7 +149,7 @@ class Smooth(Barker):
 
 
 class ByHand(Barker):
-    """What decides is computed from θ by hand, without its derivative."""
+    """The deciding value is computed from θ by hand, without its derivative."""
 
     def decide(self, parameters, state, noise):
         odds = full(parameters.theta, (state.x + noise[0]) % 5) - full(parameters.theta, state.x)

@@ -1,4 +1,4 @@
-"""What is published says the same everywhere."""
+"""Everything that is published says the same."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_the_same_numbers_both_ways(name):
 
 
 def test_plain_is_vmap():
-    """What is traced plainly has neither chains last nor words of ours, and `jit` tells the two
+    """A plain trace has neither chains last nor random bits of ours, and `jit` tells the two
     apart.
     """
 

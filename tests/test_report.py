@@ -196,7 +196,7 @@ def test_report_of_an_estimator_without_alternatives():
 
 
 def test_report_of_different_estimators_composed():
-    """What the one has no use for, the other has; in either order."""
+    """One has a use for what the other has none for; in either order."""
     expectation = lambda estimator: diffmh.expectation(
         identity, WALK, init=0.0, num_samples=50, num_chains=4, estimator=estimator
     )

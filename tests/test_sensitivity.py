@@ -574,3 +574,35 @@ def test_mistake_examinations_of_other_data():
     for name in ("a", "later"):
         with pytest.raises(diffmh.NotDifferentiable):
             diffmh.sensitivity(posteriors[name], mean_of, draws=draws)
+
+
+def test_an_unfit_f_is_refused_before_anything_is_sampled(posterior, monkeypatch):
+    monkeypatch.setattr(type(posterior), "sample", lambda *_, **__: pytest.fail("sampled"))
+    with pytest.raises(TypeError, match=r"must be a function `f\(theta, sites\)`, got .* `\(s\)`"):
+        diffmh.sensitivity(posterior, lambda s: s["mean"], KEY)
+    with pytest.raises(KeyError, match=r"asks for 'men'; .* sites are \['mean', 'twice'\]"):
+        diffmh.sensitivity(posterior, lambda theta, sites: sites["men"], KEY)
+    with pytest.raises(KeyError, match=r"asks for 'scales'; .* theta has \['scale'\]"):
+        diffmh.sensitivity(posterior, lambda theta, sites: theta["scales"], KEY)
+
+
+def test_a_name_stands_for_all_entries_of_an_array(posterior):
+    f = lambda theta, sites: {"both": jnp.stack([sites["mean"], sites["twice"]])}
+    found = diffmh.sensitivity(posterior, f, draws={"mean": exact_draws()}, quantities=STATISTICS)
+    assert [row.quantity for row in found["both"][::3]] == ["both[0]", "both[1]"]
+    assert {row.quantity for row in found["sd(both)"]} == {"sd(both[0])", "sd(both[1])"}
+    assert len(found["both[1]"]) == 3
+
+
+def test_the_entries_of_a_bare_array_are_those_of_f(posterior):
+    f = lambda theta, sites: jnp.stack([sites["mean"], sites["twice"]])
+    found = diffmh.sensitivity(
+        posterior, f, draws={"mean": exact_draws()}, quantities=("mean", "sd")
+    )
+    assert list(dict.fromkeys(row.quantity for row in found)) == [
+        "f[0]",
+        "sd(f[0])",
+        "f[1]",
+        "sd(f[1])",
+    ]
+    assert len(found["f"]) == len(found["sd(f)"]) == 6

@@ -104,6 +104,45 @@ def test_formulas_are_set(browser):
 
 
 @needs_browser
+def test_formulas_of_docstrings_are_set(browser):
+    """Every indented formula, and those in running text; none is left with an error of TeX."""
+    for page, least in (("expectations", 10), ("kernels", 10), ("models_and_draws", 25)):
+        browser.get(f"file://{SITE}/reference/{page}.html")
+        count = "[document.querySelectorAll('{}').length, document.querySelectorAll('{}').length]"
+        count = count.format(".content mjx-container", "mjx-merror, [data-mjx-error]")
+        script = f"return MathJax.startup.promise.then(() => {count})"
+        formulas, errors = browser.execute_script(script)
+        assert formulas >= least and errors == 0, page
+
+
+def test_signatures_have_short_types_that_link():
+    text = (SITE / "reference" / "kernels.html").read_text(encoding="utf-8")
+    (_, after) = text.split('id="diffmh.MetropolisHastings"')
+    signature = after.split("</dt>")[0]
+    assert 'href="own.html#diffmh.extend.Proposal"' in signature
+    shown = re.sub(r"<[^>]+>", "", signature)
+    assert re.search(r"proposal:\s+Proposal\s+\|\s+Callable", shown), shown
+    for page in PAGES:
+        if page.startswith("reference/"):
+            text = (SITE / page).read_text(encoding="utf-8")
+            for one in re.findall(r'<dt class="sig.*?</dt>', text, re.DOTALL):
+                assert not re.search("jaxtyping|jaxlib|Checked|&lt;factory", one), page
+
+
+def test_the_reference_has_every_public_name():
+    import diffmh
+
+    text = "".join(
+        (SITE / page).read_text(encoding="utf-8") for page in PAGES if page.startswith("reference/")
+    )
+    names = [f"diffmh.{name}" for name in diffmh.__all__]
+    names += [f"diffmh.sad.{name}" for name in dir(diffmh.sad) if name[0].isupper()]
+    names += [f"diffmh.extend.{name}" for name in dir(diffmh.extend) if name[0].isupper()]
+    modules = {f"diffmh.{name}" for name in ("extend", "models", "plots", "sad")}
+    assert [name for name in names if f'id="{name}"' not in text and name not in modules] == []
+
+
+@needs_browser
 def test_search_finds_a_word(browser):
     from selenium.webdriver.support.wait import WebDriverWait
 

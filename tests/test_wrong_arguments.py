@@ -86,7 +86,7 @@ def coin(theta, key):
         ),
         (lambda: diffmh.StochasticDerivative(births="abc"), r"births=...\)` must be True or False"),
         (lambda: diffmh.continuous(None), r"`function` must be a function .*, got None"),
-        (adapt_inside_jit, "`adapt` looks at its chains and cannot be traced"),
+        (adapt_inside_jit, "`adapt` inspects its chains and cannot be traced"),
         (lambda: MEAN.run(0.5, KEY, until=-1.0), r"`until=...` must be positive"),
     ],
 )

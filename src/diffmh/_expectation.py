@@ -150,8 +150,7 @@ class Differentiable(ABC):
         compare = validate.flag(compare, "run(compare=...)")
         if not validate.concrete(theta, key, args):
             raise TypeError(
-                "`.run` makes a report for people and cannot be traced: call the expectation itself"
-                " instead."
+                "`.run` returns a report and cannot be traced: call the expectation itself instead."
             )
         hosts = Hosts(self.mesh)
         with contextlib.ExitStack() as stack:
@@ -174,7 +173,7 @@ class Differentiable(ABC):
             chains = self.run_chains(theta, key, *args, course=course)
             if not validate.concrete(chains):
                 raise TypeError(
-                    "`.run` makes a report for people and cannot be traced: call the expectation"
+                    "`.run` returns a report and cannot be traced: call the expectation"
                     " itself instead."
                 )
             made = report(chains)

@@ -84,7 +84,7 @@ def refusals() -> None:
         scales = pm.Data("scales", np.array([1, 2]))
         pm.Normal("x", 0.0, scales, shape=2)
     for wrong, theta, words in (
-        (model, {"scales": np.ones(2)}, "whole numbers"),
+        (model, {"scales": np.ones(2)}, "integer data"),
         (model, {"other": 1.0}, "not data of the model"),
         (3, {"other": 1.0}, "pymc.Model"),
     ):

@@ -121,7 +121,7 @@ def test_mistake_sides_that_are_not_compared(monkeypatch):
 
 
 def test_mistake_a_value_with_steps_taken_for_the_same_on_both_sides(monkeypatch):
-    """What cannot be taken apart keeps its steps: here a carry of a loop."""
+    """A value that cannot be taken apart keeps its steps: here a carry of a loop."""
 
     def counted(theta, x):
         above = jax.lax.fori_loop(0, 3, lambda i, n: n + jnp.where(x > theta + i, 1.0, 0.0), 0.0)
@@ -133,7 +133,7 @@ def test_mistake_a_value_with_steps_taken_for_the_same_on_both_sides(monkeypatch
 
 
 def test_data_are_unknown():
-    """What holds for some numbers only is not proved, wherever the numbers come from."""
+    """A fact that holds for some numbers only is not proved, wherever they come from."""
     where = jnp.where
     for n in (5, 1):
         assert moving_jumps(lambda t, x, n=n: where(x < t, jnp.int32(n) * x, 0.0), 0.7, 0.1)

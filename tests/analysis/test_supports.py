@@ -29,7 +29,7 @@ def steps(condition, x=VECTOR):
 
 
 def inside(constraint, event):
-    """Whether what its own bijection makes of x lies in a support."""
+    """True if its own bijection maps x into the support."""
     bijection = biject_to(constraint)
     x = np.zeros(bijection.inverse_shape(event), np.float32)
     return lambda x: constraint(bijection(x)), x
@@ -173,6 +173,6 @@ HIDDEN = {
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_jump_is_not_hidden_where_theta_has_no_logarithm(name):
-    """What is computed from theta alone need not be finite, so neither case may be left out."""
+    """Values computed from theta alone need not be finite, so neither case may be left out."""
     number = jax.ShapeDtypeStruct((), float)
     assert moving_jumps(HIDDEN[name], number, number)

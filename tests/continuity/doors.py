@@ -49,7 +49,7 @@ def expect(f, kernel, x):
 
 
 def admitted(mean, *args, theta=THETA) -> str:
-    """What the core says before it runs anything: an error, or what `Report.warnings` would hold
+    """The core's verdict before it runs anything: an error, or what `Report.warnings` would hold
     (`test_the_warning_is_in_the_report`).
     """
     warned = []

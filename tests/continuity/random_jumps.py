@@ -367,7 +367,7 @@ NUMBER_USES = {
 
 
 def smooth(theta, x):
-    """What is added, so that cases depend on both."""
+    """The term that is added, so that cases depend on both."""
     return jnp.sum(jnp.sin(x)) * theta
 
 

@@ -37,7 +37,7 @@ def groups():
 
 
 def complaints(names, door):
-    """What a door says of functions, together."""
+    """The verdicts of a door on functions, together."""
     x = FUNCTIONS[names[0]][1]
 
     def f(theta, x):

@@ -222,7 +222,7 @@ def test_an_unknown_primitive_that_theta_reaches_is_refused():
 
 
 def in_all(function, x=0.3):
-    """What all doors say of a function, in a density and in an f."""
+    """The verdicts of all doors on a function, in a density and in an f."""
     density = lambda t, x: log_normal(t, x) + function(t, x)
     return [
         in_core_density(density, x),

@@ -1,4 +1,4 @@
-"""What couplings refuse."""
+"""Errors that couplings raise."""
 
 import equinox as eqx
 import jax

@@ -129,7 +129,7 @@ def apart(stacked):
 
 
 def close(a, b):
-    """Whether two states are the same but for rounding, which the time loop alone takes care of."""
+    """True if two states agree up to rounding, which the time loop alone takes care of."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return jnp.all(jnp.stack([jnp.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in pairs]))
 

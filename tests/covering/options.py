@@ -232,7 +232,7 @@ RULES = (
     Refused(
         {"estimator": ("covariance",), "proposal": ("of theta",)},
         ValueError,
-        r"`Covariance\(\)` is blind to parameters of the proposal",
+        r"`Covariance\(\)` cannot see parameters of the proposal",
     ),
     Refused(
         {"control": ("stein",), "kernel": DISCRETE},

@@ -567,7 +567,7 @@ def leapfrog_matrix(precision, size):
 
 
 def _slope(x):
-    """What steers couplings by a gradient."""
+    """The gradient that steers couplings."""
     return -(x - 0.4)
 
 

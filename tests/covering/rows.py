@@ -1,4 +1,4 @@
-"""What is done with a row: each of its ways of calling against `jacfwd` of each chain, and that
+"""The test of a row: each of its ways of calling against `jacfwd` of each chain, and that
 against the exact answer.
 """
 

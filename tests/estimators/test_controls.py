@@ -100,7 +100,7 @@ def test_control_variates_gain_on_the_lattice():
 
 
 def test_coefficients_come_from_the_other_chains():
-    """What a chain has in its own sums does not change its coefficients."""
+    """A chain's own sums do not change its coefficients."""
     rng = np.random.default_rng(0)
     draw = lambda: jnp.asarray(rng.normal(size=(1, 1, 9)))
     means = ControlledAverages(draw(), draw(), draw())

@@ -1,4 +1,4 @@
-"""What estimators refuse."""
+"""Errors that estimators raise."""
 
 import jax
 import jax.numpy as jnp

@@ -56,7 +56,7 @@ def test_step_sizes(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_trajectory_alone_is_biased(name, monkeypatch):
-    """What people differentiate today: through the moves, every accept and reject held fixed."""
+    """The usual derivative today: through the moves, with every accept and reject held fixed."""
     make, mean, theta = KERNELS[name]
     ignore = lambda self, weights: 0.0 * self.log_accept_gradient
     monkeypatch.setattr(diffmh.extend.Acceptance, "flip_weight", ignore)
@@ -195,7 +195,7 @@ def test_refusals():
         num_samples=2,
         estimator=diffmh.Covariance(),
     )
-    with pytest.raises(ValueError, match="blind to parameters of the proposal"):
+    with pytest.raises(ValueError, match="cannot see parameters of the proposal"):
         blind(0.5, jax.random.key(0))
 
 

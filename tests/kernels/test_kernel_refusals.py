@@ -1,4 +1,4 @@
-"""What kernels refuse."""
+"""Errors that kernels raise."""
 
 import jax.numpy as jnp
 from refusals import KEY, NORMAL, WALK, cases, expect, log_normal, refused

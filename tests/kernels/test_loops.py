@@ -97,7 +97,7 @@ def test_which_kernels_are_looped(case, monkeypatch):
 
 
 def test_a_cycle_of_twice_the_kernels_is_no_larger_a_program():
-    """What is compiled grows by what each kernel is made of, not by a copy of the step."""
+    """The compiled program grows by the parts of each kernel, not by a copy of the step."""
 
     def lines(count):
         names = [f"part {number:02d}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""What proposals refuse."""
+"""Errors that proposals raise."""
 
 import jax.numpy as jnp
 import pytest

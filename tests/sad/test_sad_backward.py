@@ -144,7 +144,7 @@ def test_scores_are_free_of_the_scales_of_parameters_backward(estimator):
 
 
 def test_a_sampler_without_log_prob_goes_backward():
-    """What `Score` cannot do, `Alternatives` can."""
+    """`Alternatives` differentiates programs that `Score` cannot."""
     coin = dataclasses.replace(samplers.BERNOULLI, log_prob=None)
     program = lambda theta, key: 2.0 * coin(key, jax.nn.sigmoid(jnp.sum(theta)))
     expected = sad.expectation(program, estimator=sad.Alternatives(1))

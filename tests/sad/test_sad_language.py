@@ -1,4 +1,4 @@
-"""What a program may be made of. Limitations that StochasticAD.jl lists and that are lifted here
+"""The language of programs. Limitations that StochasticAD.jl lists and that are lifted here
 have tests named for them.
 """
 

@@ -1,4 +1,4 @@
-"""What is known of a program is found out once for each form of its arguments."""
+"""A program is analysed once for each form of its arguments."""
 
 import jax
 import jax.numpy as jnp

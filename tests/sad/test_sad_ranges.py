@@ -158,7 +158,7 @@ ESTIMATORS = [sad.Alternatives(), sad.Alternatives(3), sad.Score(), sad.Combined
 
 @pytest.mark.parametrize("moves", [True, False], ids=["theta", "args"])
 def test_out_of_range_within_loops_and_conditionals(moves):
-    """Whether theta or the data lead there, and however many parameters there are."""
+    """The same if theta or the data lead there, and for any number of parameters."""
 
     def program(theta, key, x, construct):
         return construct(key, x + (0.0 * theta.sum() if moves else 0.0)) + theta[0]

@@ -1,5 +1,5 @@
-"""What would be silently wrong is refused, naming the line; and `sad.expectation` is an ordinary
-JAX function.
+"""Programs that would be silently wrong raise an error that names the line; and `sad.expectation`
+is an ordinary JAX function.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""What StochasticAD.jl's tutorials do, as programs of our own: distributions × functions, particle
+"""StochasticAD.jl's tutorials as programs of our own: distributions × functions, particle
 filters, a variational fit; each against its exact derivative.
 """
 

@@ -1,5 +1,5 @@
-"""What `tests/test_hosts.py` runs in each of two processes that work together: what was found or
-refused, by name, as JSON in the last line.
+"""The cases that `tests/test_hosts.py` runs in each of two processes that work together: results
+or errors, by name, as JSON in the last line.
 
     python hosts_cases.py COORDINATOR PROCESS DIRECTORY
 """

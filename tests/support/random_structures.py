@@ -85,7 +85,7 @@ class Structure:
 
     @property
     def rare(self) -> bool:
-        """Whether what is rare weighs much, as rejections do where α is near 1."""
+        """True if rare outcomes weigh much, as rejections do where α is near 1."""
         return not two_sided(self.estimator)
 
     def __str__(self) -> str:

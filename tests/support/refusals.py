@@ -1,4 +1,4 @@
-"""What the tests of refusals share: a small expectation, and what a message must say."""
+"""Shared by the tests of refusals: a small expectation, and the parts of a good message."""
 
 import re
 

@@ -1,5 +1,5 @@
-"""What `tests/test_shard_map.py` runs in a process of two devices: pairs of what was found and what
-was wanted, by name, as JSON.
+"""The cases that `tests/test_shard_map.py` runs in a process of two devices: pairs of found and
+wanted numbers, by name, as JSON.
 """
 
 from __future__ import annotations

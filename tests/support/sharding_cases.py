@@ -1,5 +1,5 @@
-"""What `tests/test_sharding.py` runs with some number of devices: numbers by name, as JSON. With
-the argument `mistake`, chains that get their keys from their device.
+"""The cases that `tests/test_sharding.py` runs with some number of devices: numbers by name, as
+JSON. With the argument `mistake`, chains that get their keys from their device.
 """
 
 from __future__ import annotations

@@ -35,5 +35,5 @@ def assert_unbiased(samples: np.ndarray, exact: np.ndarray, what: str = "") -> N
 
 
 def is_caught(samples: np.ndarray, exact: np.ndarray) -> bool:
-    """Whether `assert_unbiased` would fail."""
+    """True if `assert_unbiased` would fail."""
     return bool(np.max(np.abs(z_scores(samples, exact))) >= Z)

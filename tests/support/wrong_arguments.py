@@ -146,7 +146,7 @@ OPTIONS = {"num_replicates": 4, "alternatives": 1, "estimator": None, "mesh": No
 
 @functools.cache
 def results() -> dict[str, Any]:
-    """What the library returns, for what takes it."""
+    """Results of the library, for functions that take them."""
     adam = {"optimizer": optax.sgd(0.1), "num_iterations": 2}
     quantity = lambda theta, sites: sites["mean"]
     return {
@@ -597,7 +597,7 @@ def attempt(call: Call, argument: str, value: str) -> Outcome:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether a wrong value is the right one."""
+    """True if a wrong value is the right one."""
     return one is other or (
         type(one) is type(other) and isinstance(one, bool | int) and one == other
     )

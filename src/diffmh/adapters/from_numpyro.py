@@ -223,8 +223,9 @@ def _refuse_unknown_names(model, args, kwargs, theta: Sites, where: str) -> None
         inspect.signature(model).bind(*args, **kwargs, **theta)
     except TypeError as error:
         raise TypeError(
-            f"`{where}`: the model cannot be called with {sorted(theta)} as keyword arguments"
-            f" ({error}): hyperparameters are arguments of the model."
+            f"`{where}`: the model cannot be called with {len(args)} positional arguments and the"
+            f" keyword arguments {sorted([*kwargs, *theta])} ({error}): hyperparameters are"
+            " arguments of the model, and data follow it: `from_numpyro(model, y, theta=...)`."
         ) from None
 
 

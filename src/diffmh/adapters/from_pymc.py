@@ -81,8 +81,8 @@ def from_pymc(model: Any, theta: Checked[dict[str, Any]]) -> Posterior:
     whole = sorted(name for name in theta if data[name].dtype.startswith(("int", "uint", "bool")))
     if whole:
         raise ValueError(
-            f"`from_pymc(model, theta=...)`: {whole} are data of whole numbers, which have no"
-            " derivative: give `pm.Data(name, value)` floats."
+            f"`from_pymc(model, theta=...)`: {whole} are integer data, which have no derivative:"
+            " give `pm.Data(name, value)` floats."
         )
     graph = _Graphs(theta, {name: data[name] for name in theta})
     values, free = model.value_vars, model.free_RVs

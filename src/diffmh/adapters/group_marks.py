@@ -1,5 +1,5 @@
-"""What the attributes of a group of draws say: if they are states of a density rather than sites of
-a model, and the hyperparameters that they were made with.
+"""The attributes of a group of draws: they say if the draws are states of a density rather than
+sites of a model, and name the hyperparameters that they were made with.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Target(eqx.Module):
 
 
 class ChainPlace(eqx.Module):
-    """Where a chain is, with the log density and its gradient there."""
+    """A chain's position, with the log density and its gradient there."""
 
     x: Sites
     log_density: Float[Array, "*C"]

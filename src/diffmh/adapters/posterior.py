@@ -31,7 +31,7 @@ Sites = dict[str, Any]
 
 
 class OfModel(eqx.Module):
-    """What has a model's density on unconstrained states as a method."""
+    """An object that has a model's density on unconstrained states as a method."""
 
 
 class Posterior(eqx.Module):
@@ -306,7 +306,7 @@ def checked_theta(theta: Any, where: str) -> Sites:
             f"`{where}`: `theta` must be a dictionary of hyperparameters by name, such as"
             f" `{{'scale': 5.0}}`, got {theta!r}."
         )
-    # A whole number that somebody writes is a number: `{"scale": 5}`.
+    # An integer in `{"scale": 5}` is taken as a float.
     theta = {name: float(v) if type(v) is int else v for name, v in theta.items()}
     return trees.strong(validate.theta(theta))
 

@@ -34,7 +34,7 @@ _LOOKED_AT = 64
 
 
 class Unflatten(eqx.Module):
-    """Turns `(F, C)` values of a flattened f into f's pytree, chains leading; whole numbers have
+    """Turns `(F, C)` values of a flattened f into f's pytree, chains leading; integers have
     become floats.
     """
 

@@ -62,7 +62,7 @@ class Alternatives(eqx.Module):
 
     @property
     def score(self) -> Float[Array, "K"]:
-        """How much each weighs in pruning; 0 where the slot is empty."""
+        """The weight of each in pruning; 0 where the slot is empty."""
         return values.norm(self.weight.T, self.scale)
 
     @property

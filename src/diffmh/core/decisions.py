@@ -69,7 +69,7 @@ class Decision(eqx.Module):
 
     @property
     def count(self) -> int:
-        """How many draws there are."""
+        """The number of draws."""
         return self.outcome.size
 
     @property
@@ -78,8 +78,8 @@ class Decision(eqx.Module):
 
     @property
     def ties(self) -> Bool[Array, "*D"] | None:
-        """Which draws have a derivative on an outcome of probability 0, which the score cannot
-        see; `None` where there are none of this kind.
+        """Marks draws that have a derivative on an outcome of probability 0, which the score
+        cannot see; `None` where there are none of this kind.
         """
         return None
 
@@ -216,7 +216,7 @@ class Acceptance(Decision):
 
     @property
     def _share(self) -> Float[Array, "*D"]:
-        """How much of `∂ log r` counts."""
+        """The share of `∂ log r` that counts."""
         log_ratio = self.log_ratio.primal
         return jnp.where(log_ratio < 0, 1.0, jnp.where(log_ratio == 0, 0.5, 0.0))
 
@@ -228,7 +228,7 @@ class Acceptance(Decision):
 
 
 def acceptances(decisions: Iterable[Decision]) -> tuple[int, Int[Array, ""]]:
-    """How many accept/reject decisions were made, and how many of them accepted."""
+    """The number of accept/reject decisions, and of those that accepted."""
     made = [decision for decision in decisions if isinstance(decision, Acceptance)]
     taken = sum((jnp.sum(each.accepted) for each in made), jnp.zeros((), int))
     return sum(each.accepted.size for each in made), taken

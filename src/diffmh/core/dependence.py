@@ -1,4 +1,4 @@
-"""How θ reaches the state after a step, read off the step's trace.
+"""The ways in which θ reaches the state after a step, read off the step's trace.
 
 The derivative of a chain is carried by its decisions, whose `Value`s have one, and by the tangents
 of states where moves depend on θ. Along any other path it would silently be lost.
@@ -146,9 +146,9 @@ def _values(decision: Any) -> list[Value]:
 
 
 def _reached(program: Program, sources: tuple[Variable, ...], cut: Any, results: Any) -> str | None:
-    """Where any of the results is computed from the sources by a path that avoids the atoms `cut`;
-    `None` if there is no such path. Loops and conditionals are taken whole, so that it errs on the
-    side of finding one.
+    """A place where any of the results is computed from the sources by a path that avoids the atoms
+    `cut`; `None` if there is no such path. Loops and conditionals are taken whole, so that it errs
+    on the side of finding one.
     """
     # By identity of the program's variables: equal numbers that are computed twice are two paths.
     avoided = {id(atom) for atom in jax.tree.leaves(cut, is_leaf=_is_atom)}

@@ -26,7 +26,7 @@ Odds: TypeAlias = Callable[..., float | Float[Array, ""]]
 
 
 class State(eqx.Module):
-    """Where a chain is, `x`; what its kernel has computed there, so as not to compute it twice;
+    """A chain's place `x`; values that its kernel has computed there and will use again;
     and the tangent of `x`, for kernels whose moves depend on θ.
 
     For each floating leaf of `x` the tangent has an array with a leading axis of P parameters; for

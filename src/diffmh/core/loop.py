@@ -24,7 +24,7 @@ from .recorder import Recorder
 
 
 class Progress(eqx.Module):
-    """How far a run has come: all that is needed to go on. Chains are the last axis of every
+    """The state of a run: all that is needed to continue. Chains are the last axis of every
     array; what is the same for all of them is static.
     """
 

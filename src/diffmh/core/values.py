@@ -114,7 +114,7 @@ def each_slot(function: Callable[..., PyTree], slots: PyTree) -> PyTree:
 
 
 def lightest(scores: Float[Array, "K"]) -> tuple[Bool[Array, "K"], Float[Array, ""]]:
-    """Which slot is lightest, and its score."""
+    """The lightest slot, and its score."""
     if scores.shape[0] == 1:
         return jnp.ones(1, bool), scores[0]
     return jnp.arange(scores.shape[0]) == jnp.argmin(scores), jnp.min(scores)

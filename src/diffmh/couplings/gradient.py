@@ -47,8 +47,8 @@ class GradientCommonRandomNumbers(GradientCoupling):
         w = z + (ζ − n_x·z) n_x,      z_y = w + (n_x·z − n_y·w) n_y,      y' = m(y) + L z_y.
 
     `w` is standard normal and independent of `n_x·z`, so `z_y` is standard normal *for any
-    directions*. So `gradient` need neither be exact nor depend on theta. Use that of the log
-    density at the initial theta:
+    directions*. Therefore `gradient` need not be exact and need not depend on theta. Use that of
+    the log density at the initial theta:
 
     >>> import jax, jax.numpy as jnp, diffmh
     >>> log_density = lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2)
@@ -57,7 +57,7 @@ class GradientCommonRandomNumbers(GradientCoupling):
     >>> walk = diffmh.GaussianWalk(2.38 / 50**0.5)
     >>> normal = diffmh.MetropolisHastings(log_density, walk, diffmh.TwoScale(far))
 
-    Alone it brings chains close but never together: use it within `TwoScale`. Within `On`,
+    By itself it brings chains close, but they never meet: use it within `TwoScale`. Within `On`,
     `gradient` takes the part that moves. Proposals that are not Gaussian raise an error.
     """
 

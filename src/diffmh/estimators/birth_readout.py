@@ -1,4 +1,4 @@
-"""How births become a derivative: backward, forward, or chain by chain.
+"""The derivative from births: backward, forward, or chain by chain.
 
 All of them read `Σ_b S_b ∂ log odds_b` over the births that a block closed, in chunks of a fixed
 size, as many as there are births: a block without any costs nothing.
@@ -77,7 +77,7 @@ class Closed(eqx.Module):
 
 
 class Place(eqx.Module):
-    """Where f was evaluated, and in which shares of the run."""
+    """The states at which f was evaluated, and the shares of the run that they stand for."""
 
     x: PyTree
     past: Value | None

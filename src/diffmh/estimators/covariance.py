@@ -91,12 +91,12 @@ class Covariance(Estimator):
             )
         if lag:
             raise ValueError(
-                f"`Covariance()` is blind to functions of successive states, got lag={lag}: use"
+                f"`Covariance()` cannot see functions of successive states, got lag={lag}: use"
                 " `StochasticDerivative()`."
             )
         if any(update.has_own_parameters for update in kernel.updates()):
             raise ValueError(
-                "`Covariance()` is blind to parameters of the proposal, and this kernel's proposal"
+                "`Covariance()` cannot see parameters of the proposal, and this kernel's proposal"
                 " or step is a function of theta: use `StochasticDerivative()`."
             )
         if self.control is not None and not self.unconstrained:

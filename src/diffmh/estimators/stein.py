@@ -89,7 +89,7 @@ class Monomials(eqx.Module):
 
 
 def _counts(d: int) -> tuple[int, int, int, int]:
-    """How many monomials there are up to each stage."""
+    """The number of monomials up to each stage."""
     cubes = math.comb(d + 2, 3)
     return d, 2 * d, 2 * d + math.comb(d, 2), 2 * d + math.comb(d, 2) + cubes
 

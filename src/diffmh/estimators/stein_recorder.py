@@ -84,7 +84,7 @@ class _Block(eqx.Module):
 
 
 class SteinRecorder(Recorder):
-    """Averages, and the products of every `stride`-th step of a block."""
+    """Records averages, and the products for Stein's control variates of every `stride`-th step."""
 
     averages: Averages
     stride: int = eqx.field(static=True)

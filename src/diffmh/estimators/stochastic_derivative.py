@@ -66,13 +66,13 @@ class StochasticDerivative(Estimator):
     - `control`: control variates, `None` for none, `"f"` for those of f itself, or a function
       `g(theta, x, *args)` whose value has f's form, at best near the solution of `g − Pg = f − πf`.
       Two sums of mean zero are subtracted, with coefficients from the other chains, which leaves
-      the estimate unbiased: `diffmh.controls`. It takes at least 5 chains to have an effect, and
-      has less where a few chains bear the sums, or where their mean is far from zero. Refuses
-      `lag`. `"covariance"` takes the variance of the covariance where that is smaller, and stays
-      unbiased for the finite chain: `F + β(C − D)` of pairs of chains, with C and D as in
-      `Stationary` and β from other pairs. It needs what `Covariance()` needs, chains that meet,
-      and at least 8 of them to have an effect; pairs run on until they have met, for at most ten
-      times the steps that were asked for (or 10,000): then the derivative is NaN.
+      the estimate unbiased (`estimators/controls.py`). It takes at least 5 chains to have an
+      effect, and has less where a few chains bear the sums, or where their mean is far from zero.
+      `lag` raises an error. `"covariance"` brings the variance near that of `Covariance()` where
+      that is smaller, and stays unbiased for the finite chain: `F + β(C − D)` of pairs of chains,
+      with C and D as in `Stationary` and β from other pairs. It needs what `Covariance()` needs,
+      chains that meet, and at least 8 of them to have an effect. Pairs run on until they have met,
+      for at most ten times the requested steps (or 10,000); after that the derivative is NaN.
     - `births`: whether alternatives are followed by their births, with numbers for weights, and the
       density is differentiated once for each birth that is kept instead of at each step
       (`docs/benchmarks.md`): for very many parameters or outputs. `None`: above 64 parameters,

@@ -18,7 +18,7 @@ from .per_chain import Once, PerChain, Value, per_chain
 
 Rule = Callable[[Equation, int, list[Value]], Sequence[Array | Once]]
 
-# So many truth values and more are counted.
+# At least this many truth values are counted.
 _MANY_TRUTHS = 16
 
 # Tables up to this length are looked up by comparisons.

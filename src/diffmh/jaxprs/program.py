@@ -52,7 +52,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Edges:
-    """How values pass between an equation and its inner programs.
+    """The passing of values between an equation and its inner programs.
 
     `into[i]` are the inner inputs that operand i initially becomes; `around` are pairs of an inner
     value and the inner input that it becomes next (in the next iteration, or in the condition);

@@ -23,8 +23,8 @@ from ..proposals import check_label_dtype, refuse_labels
 
 
 class Gibbs(OfDensity, BlockUpdate):
-    """Draws one site or label from its conditional distribution: value v with probability
-    `g_θ(x with v at the site) / Σ_u g_θ(x with u at the site)`.
+    """Draws one site or label from its conditional distribution: each value with a probability
+    proportional to the density of the state that has it there.
 
     **Arguments**
 

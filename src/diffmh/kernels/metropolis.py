@@ -206,7 +206,7 @@ class ProposalOfTheta(AcceptReject):
         return Chosen(state, step.after, (choice, *step.decisions), step.proposed, others)
 
     def _others(self, parameters, state, noise, here: Proposal) -> State:
-        """Where each choice would have led with the same uniform, choices leading."""
+        """The state that each choice would have led to with the same uniform, choices leading."""
         plain, start = parameters.value_only(), without_tangents(State(state.x, state.cache))
 
         def led(value):

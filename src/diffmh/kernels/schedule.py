@@ -45,9 +45,9 @@ class Schedule(Kernel):
 
         log g_{s+1}(x) − log g_s(x),
 
-    x being where stage s ended, with its derivative. For a start drawn from g_0, `E[exp(w)]` is
-    `Z_{S−1} / Z_0`, the ratio of the normalisers of last and first stage (annealed importance
-    sampling), and `E[w]` is a lower bound of its logarithm.
+    where x is the state at the end of stage s; `w` carries its derivative. For a start drawn from
+    g_0, `E[exp(w)]` is `Z_{S−1} / Z_0`, the ratio of the normalisers of last and first stage
+    (annealed importance sampling), and `E[w]` is a lower bound of its logarithm.
 
     Refused: kernels whose number of parts depends on the stage; with `log_weight`, stages whose
     updates have different densities, and densities that jump in a float of the state.

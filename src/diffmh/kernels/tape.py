@@ -132,8 +132,8 @@ class TapeEntry(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """How the randomness of a draw is made, for a key and a number of steps: the primal's, and what
-    an alternative needs on top.
+    """Makes the randomness of a draw, for a key and a number of steps: the primal's, and the extra
+    that an alternative needs.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""How results are displayed: numbers in a line for `repr`, an HTML table for notebooks."""
+"""The display of results: numbers in a line for `repr`, an HTML table for notebooks."""
 
 from __future__ import annotations
 

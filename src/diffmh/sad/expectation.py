@@ -32,7 +32,7 @@ from .choose_estimator import find
 from .estimators import Alternatives, Combined, Estimator, Found, Runs, disagreement, notes
 from .plan import Plan, Run
 
-# So many runs make a report, if nobody says how many.
+# The number of runs in a report, by default.
 _REPORTED = 1024
 
 

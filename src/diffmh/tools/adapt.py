@@ -190,7 +190,7 @@ def adapt(
     theta, key = trees.strong(validate.theta(theta)), validate.typed_key(key)
     if not validate.concrete(kernel, theta, key, args):
         raise TypeError(
-            "`adapt` looks at its chains and cannot be traced: call it outside of `jit`, `grad` and"
+            "`adapt` inspects its chains and cannot be traced: call it outside of `jit`, `grad` and"
             " `vmap`, and use the kernel that it returns there."
         )
     num_chains = validate.count(num_chains, "adapt(num_chains=...)", least=2)

@@ -131,4 +131,4 @@ def _varying(grid: PyTree, at: PyTree) -> tuple[Float[np.ndarray, "n"], float, s
         for column, start in zip(columns.T, np.ravel(here), strict=True):
             if np.ptp(column) > 0:
                 return column, float(start), "theta" + jax.tree_util.keystr(path)
-    raise ValueError("`curve(thetas)`: nothing varies along the grid.")
+    raise ValueError("`curve(thetas)`: nothing varies along the grid: all of its thetas are equal.")

@@ -115,7 +115,7 @@ def _short_run(setting: Setting) -> Simulation:
 
 
 def _width(setting: Setting, updates: list[Update], direction: Array) -> float:
-    """How far to go along a direction of θ, so that log ratios of a step change by `_CHANGE`."""
+    """The length along a direction of θ over which log ratios of a step change by `_CHANGE`."""
     sizes = [
         float(_typical_slope(update, setting.theta, setting.args, setting.paths, direction))
         for update in updates[:MOST_UPDATES]
@@ -129,7 +129,7 @@ def _width(setting: Setting, updates: list[Update], direction: Array) -> float:
 
 @eqx.filter_jit
 def _typical_slope(update: Update, theta, args, paths, direction) -> Array:
-    """How much the slope of `log g` along a direction of θ changes from one state of a path to the
+    """The change of the slope of `log g` along a direction of θ from one state of a path to the
     next.
     """
     flat, unravel = ravel_pytree(theta)

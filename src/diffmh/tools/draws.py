@@ -106,7 +106,7 @@ class FromDraws(OverDraws):
         return ComposedDraws.of(phi, averages)
 
     def _lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the sampler has for notes and warnings."""
+        """The sampler's notes and warnings."""
         return tuple(self.sampler.notes()), tuple(self.sampler.warnings())
 
     def at_draws(self, theta: PyTree, *args: Any) -> AtDraws:

@@ -232,6 +232,6 @@ def _refuse_chain_options(init, num_samples, mesh) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise TypeError(
-            f"`evidence(log_density, draws, ...)`: `{named[0]}` is for a kernel, and these are"
-            " draws."
+            f"`evidence(log_density, draws, ...)`: `{named[0]}` is for chains of a kernel, and"
+            " these are draws: leave it out."
         )

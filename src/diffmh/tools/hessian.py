@@ -81,7 +81,7 @@ class HessianOfChains(eqx.Module):
         chains = self.expectation.by(second).run_chains(theta, key, *args)
         if not validate.concrete(chains):
             raise TypeError(
-                "`.run` makes a report for people and cannot be traced: call the Hessian itself."
+                "`.run` returns a report and cannot be traced: call the Hessian itself."
             )
         observed = chains.outcomes[0].observed
         found = second.second_derivative(observed.estimator, observed.value)

@@ -21,6 +21,7 @@ from ..reports.report import Report
 from .draws import FromDraws, from_draws
 from .intake import chains_and_draws, read
 from .intake_sites import states_of
+from .powers import refuse_unfit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ def influence(
     control: Checked[Literal["stein"]] | None = None,
     level: Checked[float] = 0.95,
 ) -> Influence:
-    """How much each observation moves the posterior quantities `E[f(theta, sites)]`.
+    """The influence of each observation on posterior quantities `E[f(theta, sites)]`.
 
     With weights w_n on the observations, `p(x) Π p(y_n | x)^{w_n}`, the influence of observation n
     is the derivative at w = 1,
@@ -183,6 +184,7 @@ def influence(
             f"`{where}`: the posterior does not know the log likelihood of each observation"
             " (`log_likelihoods`): make it with `from_numpyro` or `from_pymc`."
         )
+    refuse_unfit(f, posterior, where, predicts=False)
     weighted = _Weighted(posterior, f)
     given = read(draws, "influence(draws=...)")
     over = from_draws(
@@ -304,4 +306,4 @@ def _names(leaves: list[tuple[Any, Any]]) -> Iterator[str]:
 
 
 def _name(path: Any, index: tuple[int, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") + display.place(index) or "f"
+    return (jax.tree_util.keystr(path, simple=True, separator=".") or "f") + display.place(index)

@@ -121,7 +121,7 @@ def _opened(path: str | os.PathLike, where: str) -> Any:
     """A file of netCDF or a folder of zarr, in memory."""
     name = os.fspath(path)
     if not os.path.exists(name):
-        raise FileNotFoundError(f"`{where}` is a path, and there is nothing at {name!r}.")
+        raise FileNotFoundError(f"`{where}` is a path, but there is nothing at {name!r}.")
     try:
         import xarray
     except ModuleNotFoundError as error:
@@ -284,7 +284,7 @@ def checked_weights(weights: Any, draws: PyTree) -> Float[np.ndarray, "C n"] | N
     if np.any(found < 0) or not found.sum() > 0:
         raise ValueError(
             f"`{name}` must be non-negative and not all zero, got numbers between {found.min():g}"
-            f" and {found.max():g}: of log weights pass the exponential."
+            f" and {found.max():g}: if these are log weights, pass their exponential."
         )
     return found / found.mean()
 

@@ -61,8 +61,8 @@ def _refuse_other_theta(posterior: Posterior, given: GivenDraws, where: str) -> 
     if not same_theta(made_at, theta):
         raise ValueError(
             f"`{where}`: these draws were made at the hyperparameters {_rounded(made_at)}, not"
-            f" at {_rounded(numbers_of(theta))}: tell `sensitivity(at=...)` where they"
-            " were made, or sample anew."
+            f" at {_rounded(numbers_of(theta))}: pass the former as"
+            " `sensitivity(at=...)`, or sample anew."
         )
 
 

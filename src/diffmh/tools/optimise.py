@@ -186,7 +186,7 @@ def _ascent(part: Part, num_iterations: int, average_from: float) -> Ascent:
 
 
 class _Way(eqx.Module):
-    """How steps are taken: by which optimiser, up or down, and by which information."""
+    """The rule of a step: its optimiser, its direction (up or down) and its information."""
 
     optimizer: Any
     maximise: bool = eqx.field(static=True)

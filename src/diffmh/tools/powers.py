@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -94,3 +95,31 @@ def draws_predictions(f: Callable[..., Any]) -> bool:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.kind in by_position and p.default is p.empty]
     return len(required) == 3
+
+
+def refuse_unfit(f: Callable[..., Any], posterior: Posterior, where: str, predicts: bool) -> None:
+    """Raise an error before anything is sampled, if f does not take the sites or asks for one that
+    the model does not have.
+    """
+    key = jax.random.key(0)
+    form = jax.eval_shape(posterior.init, key)
+    sites = jax.eval_shape(posterior.constrain, posterior.theta, form)
+    given = (posterior.theta, sites, *([key] if predicts else []))
+    with contextlib.suppress(ValueError):  # without a signature
+        signature = inspect.signature(f)
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            raise TypeError(
+                f"`{where}`: `f` must be a function `f(theta, sites)`, got one of `{signature}`."
+            ) from error
+    try:
+        jax.eval_shape(f, *given)
+    except KeyError as error:
+        name = error.args[0] if error.args else None
+        if not isinstance(name, str) or name in sites or name in posterior.theta:
+            raise
+        raise KeyError(
+            f"`{where}`: `f` asks for {name!r}; the model's sites are {sorted(sites)}, and theta"
+            f" has {sorted(posterior.theta)}."
+        ) from error

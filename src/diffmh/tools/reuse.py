@@ -109,7 +109,7 @@ def with_draws(objective: Any, at: PyTree, draws: list[PyTree]) -> Any:
 
 
 class KeptDraws(eqx.Module):
-    """Where the kept draws were made: at which theta, and in which iteration (−1 if there are no
+    """The origin of the kept draws: their theta and the iteration (−1 if there are no
     draws yet). A checkpoint stores only this, because the draws can be made again from it and the
     key.
     """

@@ -30,7 +30,7 @@ AT_ONCE, LEAST_SHARE = 1024, 0.05
 
 
 class Blocks(eqx.Module):
-    """How the draws of each chain are cut: `count` blocks of `length` draws of every chain."""
+    """The division of each chain's draws: `count` blocks of `length` draws of every chain."""
 
     count: int = eqx.field(static=True)
     length: int = eqx.field(static=True)

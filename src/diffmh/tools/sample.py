@@ -165,7 +165,7 @@ class Walk(eqx.Module):
         return [((*count, *leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
 
     def draws_before(self, block: int) -> int:
-        """How many draws of each chain come before this block."""
+        """The number of draws of each chain before this block."""
         steps = min(block * self.plan.block_steps, self.simulation.num_steps)
         return max(0, steps - self.simulation.burn_in) // self.thin
 

@@ -21,7 +21,7 @@ from .draws import FromDraws, from_draws
 from .examination import examinations_of, one_draw
 from .intake import MANY_DIVERGENCES, GivenDraws, read
 from .intake_sites import states_of, weights_between
-from .powers import WithPowers, checked_prior, draws_predictions
+from .powers import WithPowers, checked_prior, draws_predictions, refuse_unfit
 from .quantities import checked_quantities
 from .sensitivity_rows import FromDrawsRows, of_own_chains
 from .sensitivity_table import Sensitivity
@@ -120,6 +120,7 @@ def sensitivity(
         )
     key_sample: Any = key if key is None else validate.typed_key(key)
     _refuse_sources(key, draws, kernel, at, weights, options, predicts)
+    refuse_unfit(f, posterior, where, predicts)
     key_predict, impl = None, None
     if predicts:
         impl = jax.random.key_impl(key_sample)

@@ -52,7 +52,7 @@ def entries(tree: PyTree) -> list[NamedNumber]:
         values = np.asarray(leaf)
         base = jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("model.")
         for index in np.ndindex(values.shape):
-            found.append(NamedNumber(base + place(index) or "f", float(values[index])))
+            found.append(NamedNumber((base or "f") + place(index), float(values[index])))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, overload
 
@@ -40,6 +41,11 @@ class SensitivityRow:
     doubt: str = ""
     statistic: str = "mean"
 
+    @property
+    def array(self) -> str:
+        """The name of the quantity that this one is an entry of: `sd(b)` for `sd(b[0])`."""
+        return re.sub(r"\[[^\[\]]*\](?=\)?$)", "", self.quantity)
+
     def __str__(self) -> str:
         estimate = display.number_with_error(self.derivative, self.error)
         name = self.quantity if self.statistic != "mean" else f"E[{self.quantity}]"
@@ -53,8 +59,9 @@ class Sensitivity:
 
     - `rows`: in the order of the quantities, the strongest hyperparameter first.
     - `report`: the run behind them, `level` that of the intervals, `draws` the draws.
-    - `table["tau"]`: the rows of that quantity or hyperparameter, as a table; `table["tau",
-      "tau_scale"]`: the one row; `table[0]`, `table[:3]` by place; `len(table)`; iteration.
+    - `table["tau"]`: the rows of that quantity (of an array, all of its entries) or
+      hyperparameter, as a table; `table["tau", "tau_scale"]`: the one row; `table[0]`,
+      `table[:3]` by place; `len(table)`; iteration.
     - `sorted("in_deviations")`, `trusted`, `to_dataframe()`.
 
     Rows that cannot be trusted are marked with `!`, and the lines below the table say why and what
@@ -90,8 +97,10 @@ class Sensitivity:
         return self.rows[int(at)] if isinstance(at, int | np.integer) else self._unknown(at)
 
     def _named(self, name: str) -> tuple[SensitivityRow, ...]:
-        """The rows of a quantity; of a hyperparameter if no quantity has this name."""
-        rows = tuple(row for row in self.rows if row.quantity == name)
+        """The rows of a quantity, all of its entries if it is an array; of a hyperparameter if no
+        quantity has this name.
+        """
+        rows = tuple(row for row in self.rows if name in (row.quantity, row.array))
         rows = rows or tuple(row for row in self.rows if row.hyperparameter == name)
         return rows or self._unknown(name)
 
