@@ -97,11 +97,17 @@ def test_a_resumed_ascent_makes_its_draws_again(objective, tmp_path):
         (lambda: run(entropy()[1], reuse=0.5), ValueError, "estimator=diffmh.Covariance"),
         (lambda: run(lambda h, key: h**2, reuse=0.5), TypeError, "reuse"),
         (lambda: run(entropy(diffmh.Covariance())[1], reuse=1.5), ValueError, "reuse"),
+        (lambda: run(of_one_chain(), reuse=0.5), ValueError, "reuse.*`num_chains` of at least 2"),
     ],
 )
 def test_refusals(line, kind, words):
     with pytest.raises(kind, match=words):
         line()
+
+
+def of_one_chain():
+    options = {"init": 0, "num_samples": 10, "num_chains": 1, "estimator": diffmh.Covariance()}
+    return diffmh.expectation(lambda h, j: 1.0 * j, mixture.sampler(), **options)
 
 
 def run(objective, **options):

@@ -100,12 +100,13 @@ def _labels(kernel: str, parameters: int, in_args: bool) -> ToolProblem:
     # Labels alone move: the units stay 0.
     here = np.flatnonzero((V0 == 0) & (V1 == 0))
 
+    table = {name: array[here] for name, array in tables.items() if len(array) == 12}
+
     def log_g(theta):
-        return jnp.asarray(tables["base"])[here] + jnp.asarray(tables["slope"])[here] @ theta
+        return table["base"] + table["slope"] @ theta
 
     def mean(theta):
-        values = jnp.asarray(tables["values"]) + theta[0] * jnp.asarray(tables["slopes"])
-        return jax.nn.softmax(log_g(theta)) @ values[here]
+        return jax.nn.softmax(log_g(theta)) @ (table["values"] + theta[0] * table["slopes"])
 
     def metropolis(density, stage=0):
         rows = jnp.asarray(softmax_rows(PROPOSAL, None, False, np), jnp.float32)
@@ -132,11 +133,15 @@ def _labels(kernel: str, parameters: int, in_args: bool) -> ToolProblem:
         h = jnp.asarray(h if tempering else h[0], jnp.int32)
         return {"v": jnp.zeros((*h.shape, 2), jnp.int32), "h": h}
 
+    # JAX makes an array of a NumPy array that a function closes over once, whatever the precision
+    # is later: a number of its own for draws.
+    log_p = log_g(theta).astype(np.float32)
+
     def draw(key):
         keys = jax.random.split(key, len(betas))
-        log_p = log_g(jnp.asarray(theta))
         each = zip(keys, betas, strict=True)
-        return state_of(jnp.stack([jax.random.categorical(key, beta * log_p) for key, beta in each]))
+        labels = [jax.random.categorical(key, np.float32(beta) * log_p) for key, beta in each]
+        return state_of(jnp.stack(labels))
 
     return ToolProblem(
         theta,

@@ -11,23 +11,27 @@ from arrays import Absent, Array, Excluded, Refused, Table, covering_array
 
 import diffmh
 
-# The cheapest level of each first; what is in `MORE` only with `--thorough`.
+# The cheapest level of each first; those of `MORE` only with `--thorough`.
 FACTORS = {
-    "tool": ("draws", "curve", "hessian", "evidence", "derivative", "newton", "reuse"),
+    "tool": ("draws", "curve", "evidence", "hessian", "newton", "reuse"),
     "kernel": ("labels", "tempering", "annealing"),
-    "estimator": ("covariance", "stationary covariance", "stationary", "control"),
-    "way": ("jit", "run", "vmap", "again"),
-    "num_chains": (600, 16, 2, 1),
+    "estimator": ("covariance", "stationary"),
+    "way": ("run", "vmap"),
+    "num_chains": (600, 2, 1),
     "parameters": (1, 17),
     "x64": (False, True),
     "mesh": (False, True),
     "pair_lag": (1, 3),
-    "max_steps": ("default", "some", "too few"),
+    "max_steps": ("default", "too few"),
     "args": ("tables", "none"),
-}  # fmt: skip
+}
 MORE = {
-    "tool": ("hessian of draws", "evidence of draws"),
+    "tool": ("derivative", "hessian of draws", "evidence of draws"),
     "kernel": ("walk", "schedule"),
+    "estimator": ("stationary covariance", "control"),
+    "way": ("call", "again"),
+    "num_chains": (16,),
+    "max_steps": ("some",),
 }
 
 OF_DRAWS = ("draws", "curve", "hessian of draws", "evidence of draws")
@@ -109,6 +113,8 @@ RULES = (
     ),
     Refused({"num_chains": (1,), "mesh": (True,)}, ValueError, "num_chains=1.* `mesh`"),
     Refused({"num_chains": (1,), "way": ("run",), "tool": OF_CHAINS}, ValueError, "num_chains"),
+    Refused({"num_chains": (1,), "tool": ("newton",)}, ValueError, "reuse.*`num_chains`"),
+    Refused({"num_chains": (1,), "tool": ("reuse",)}, ValueError, "`compose`.*`num_chains`"),
 )
 
 
