@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc):
         rows = [row for row in found.rows if not row["mesh"]]
         metafunc.parametrize("row", rows, ids=name)
     if "rows_on_a_mesh" in metafunc.fixturenames:
-        rows = [row for row in found.rows if row["mesh"]]
+        rows = [row for row in array(True).rows if row["mesh"]]
         metafunc.parametrize("rows_on_a_mesh", [rows], ids=[f"{len(rows)} rows"])
     if "refusal" in metafunc.fixturenames:
         refusals = {name(row): (row, rule) for row, rule in found.refusals}
@@ -43,6 +43,7 @@ def test_row(row: Row):
     check_tool(row)
 
 
+@pytest.mark.thorough
 def test_rows_on_a_mesh(rows_on_a_mesh: list[Row]):
     """In one process: the number of devices is fixed when JAX starts."""
     environment = os.environ | {

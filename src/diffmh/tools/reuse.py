@@ -156,6 +156,9 @@ class Draws:
         count = len(self.expectations)
         # A key for each expectation, derived from the iteration's as `Composition` derives its own.
         keys = [key] if count == 1 else list(jax.random.split(key, count))
+        # Neither `sample` nor a reweighted average asks whether the derivative exists.
+        for each, own in zip(self.expectations, keys, strict=True):
+            each.refuse(kept.at, own, args)
         self._draws = [
             _states(each.simulation, kept.at, own, args)
             for each, own in zip(self.expectations, keys, strict=True)
