@@ -126,7 +126,7 @@ def heated(stage):
     [
         (diffmh.Schedule(heated, 2, 1), None, ValueError, r"`Covariance\(\)` needs one density"),
         (
-            diffmh.MetropolisHastings(normal, diffmh.GaussianWalk),
+            diffmh.MetropolisHastings(normal, lambda theta: diffmh.GaussianWalk(theta)),
             None,
             ValueError,
             "parameters of the proposal",

@@ -249,7 +249,8 @@ def check_newton(row: Row, mesh=None) -> None:
     problem, theta, args = numbers(row)
 
     def observed(theta, *args):
-        return -0.5 * jnp.sum(theta**2) + 0.3 * theta[0]
+        # Bent more than log Z is, so that there is an optimum, error or not.
+        return -50.0 * jnp.sum(theta**2) + 0.3 * theta[0]
 
     options = options_of(row, problem, mesh)
     e = diffmh.evidence(problem.density, problem.kernel, observed=observed, **options)
@@ -415,7 +416,6 @@ def attempt_tool(row: Row, mesh=None) -> None:
     """Calls what is to be refused, in the row's way."""
     with jax.enable_x64(row["x64"]):
         if row["tool"] in PATHS:
-            # Each calls its tool first.
             return PATHS[row["tool"]](row, mesh)
         tool, (_, theta, _) = TOOLS[row["tool"]](row, mesh), numbers(row)
         at = theta, jax.random.key(KEY)
