@@ -282,7 +282,6 @@ def test_ising_of_144_sites():
         estimator=diffmh.Covariance(),
     )
     report = diffmh.hessian(mean).run(3.0, KEY)
-    # Small enough to tell it from what a third moment instead of the cumulant would have.
     assert report.hessian_error < 3
     assert abs(report.hessian - exact) < 5 * report.hessian_error, report
 
