@@ -267,6 +267,25 @@ def test_ising_by_chains():
     assert abs(report.hessian - ISING[3.0]) < 5 * report.hessian_error, report
 
 
+@pytest.mark.thorough
+def test_ising_of_144_sites():
+    """Kaufman's d²E/dT² at T = 3, from the cold start on."""
+    exact = ising.exact(12, 3.0).heat_capacity_slope
+    assert exact == pytest.approx(-80.36194592)
+    mean = diffmh.expectation(
+        ising.energy,
+        ising.sampler(),
+        init=ising.cold(12),
+        num_samples=400,
+        burn_in=60,
+        num_chains=512,
+        estimator=diffmh.Covariance(),
+    )
+    report = diffmh.hessian(mean).run(3.0, KEY)
+    assert report.hessian_error < 3
+    assert abs(report.hessian - exact) < 5 * report.hessian_error, report
+
+
 def test_errors_from_draws_cover():
     """z-scores of 100 runs with autocorrelated draws; an error that took them for independent would
     be twice too small.

@@ -97,11 +97,66 @@ def test_a_resumed_ascent_makes_its_draws_again(objective, tmp_path):
         (lambda: run(entropy()[1], reuse=0.5), ValueError, "estimator=diffmh.Covariance"),
         (lambda: run(lambda h, key: h**2, reuse=0.5), TypeError, "reuse"),
         (lambda: run(entropy(diffmh.Covariance())[1], reuse=1.5), ValueError, "reuse"),
+        (lambda: run(of_one_chain(), reuse=0.5), ValueError, "reuse.*`num_chains` of at least 2"),
     ],
 )
 def test_refusals(line, kind, words):
     with pytest.raises(kind, match=words):
         line()
+
+
+def normal(theta, x):
+    return -0.5 * (x - theta) ** 2
+
+
+def below(theta, x):
+    return jnp.where(x < theta, 0.0, -jnp.inf) - 0.5 * x**2
+
+
+WALK = diffmh.GaussianWalk(1.0)
+
+
+def heated(stage):
+    beta = jnp.array([0.3, 1.0])[stage]
+    return diffmh.MetropolisHastings(lambda theta, x: beta * normal(theta, x), WALK)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "f", "kind", "words"),
+    [
+        (diffmh.Schedule(heated, 2, 1), None, ValueError, r"`Covariance\(\)` needs one density"),
+        (
+            diffmh.MetropolisHastings(normal, lambda theta: diffmh.GaussianWalk(theta)),
+            None,
+            ValueError,
+            "parameters of the proposal",
+        ),
+        (
+            diffmh.MetropolisHastings(below, WALK),
+            None,
+            diffmh.NotDifferentiable,
+            "`log_density` jumps",
+        ),
+        (
+            diffmh.MetropolisHastings(normal, WALK),
+            lambda theta, x: jnp.where(x < theta, 1.0, 0.0),
+            diffmh.NotDifferentiable,
+            "`f` jumps",
+        ),
+    ],
+    ids=["annealing", "proposal", "density", "f"],
+)
+def test_what_has_no_covariance_is_refused_with_draws_too(kernel, f, kind, words):
+    """Draws are reweighted without the estimator, so they must ask what it would have refused."""
+    options = {"init": 0.0, "num_samples": 10, "estimator": diffmh.Covariance()}
+    objective = diffmh.expectation(f or (lambda theta, x: x), kernel, **options)
+    with pytest.raises(kind, match=words):
+        run(objective, reuse=0.5)
+
+
+def of_one_chain():
+    options = {"init": 0, "num_samples": 10, "num_chains": 1, "estimator": diffmh.Covariance()}
+    return diffmh.expectation(lambda h, j: 1.0 * j, mixture.sampler(), **options)
 
 
 def run(objective, **options):

@@ -286,6 +286,10 @@ class Expectation(Differentiable):
         _, found = compiled.hessian_product(plan.by(second), theta, key, args, direction)
         return found, admitted.admission.unflatten
 
+    def refuse(self, theta, key, args):
+        """Refuse what cannot be run and differentiated, without running it."""
+        self._admit(theta, key, args)
+
     def refuse_jumps_of_derivatives(self, theta, key, args):
         """Refuse what has no second derivative by an identity at equilibrium."""
         admitted, theta, key, args = self._admit(theta, key, args)

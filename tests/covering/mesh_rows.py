@@ -1,5 +1,6 @@
-"""Rows whose chains are shared out over devices: what `test_covering.py` runs in one process of
-two devices. Takes rows as JSON on its input, and gives what went wrong in each.
+"""Rows whose chains are shared out over devices: what the tests of the tables run in one process of
+two devices, `python mesh_rows.py [tools]`. Takes rows as JSON on its input, and gives what went
+wrong in each.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import traceback
 
 import jax
 from rows import check
+from tool_rows import check_tool
 
 
-def outcome(row) -> str:
+def outcome(check, row) -> str:
     mesh = jax.make_mesh((jax.device_count(),), ("chains",))
     try:
         check(row, mesh)
@@ -23,4 +25,5 @@ def outcome(row) -> str:
 
 if __name__ == "__main__":
     assert jax.device_count() == 2
-    print(json.dumps([outcome(row) for row in json.load(sys.stdin)]))
+    check = check_tool if sys.argv[1:] == ["tools"] else check
+    print(json.dumps([outcome(check, row) for row in json.load(sys.stdin)]))

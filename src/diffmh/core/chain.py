@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -30,6 +30,13 @@ from .values import Value, without_tangents
 # A state of more elements than this is kept whole between updates; a smaller one may be fused into
 # whatever uses it.
 _SMALL = 32
+
+
+class StepNoise(NamedTuple):
+    """The randomness of an update's steps: the primal's, and the estimator's own."""
+
+    primal: PyTree
+    own: PyTree
 
 
 class Chain(eqx.Module):
@@ -99,16 +106,25 @@ class Stepper(eqx.Module):
         differentiates = self.plan.estimator.differentiates_steps
         return parameters if differentiates else parameters.value_only()
 
-    def noise(self, key: Key[Array, ""], num_steps: int) -> PyTree:
-        """The randomness of one chain's steps: the primal's and the estimator's own."""
+    def noise(
+        self, key: Key[Array, ""], num_steps: int, primal: bool = True, own: bool = True
+    ) -> PyTree:
+        """The randomness of one chain's steps: the primal's and the estimator's own, or one of
+        them.
+        """
         one, estimator = self.plan.state, self.plan.estimator
 
         def both(update: Update, key):
             key_primal, key_own = jax.random.split(key)
             update = update.prepared(self.theta, one, self.args)
-            own = estimator.own_noise(update, key_own, one, num_steps)
-            noise = update.noise(key_primal, one, num_steps)
-            return checked_noise(noise, num_steps, f"{update.name_in_messages}.noise"), own
+            found = StepNoise(None, None)
+            if own:
+                found = found._replace(own=estimator.own_noise(update, key_own, one, num_steps))
+            if primal:
+                noise = update.noise(key_primal, one, num_steps)
+                name = f"{update.name_in_messages}.noise"
+                found = found._replace(primal=checked_noise(noise, num_steps, name))
+            return found
 
         return self.simulation.kernel.distribute(both, key)
 

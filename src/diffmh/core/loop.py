@@ -17,10 +17,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from ..fast.chains import over_chains
-from .chain import Chain, Stepper
+from .chain import Chain, StepNoise, Stepper
 from .estimator import Estimator
 from .plan import Plan
 from .recorder import Recorder
+
+
+# The estimator's own noise of a run that stops by itself is drawn for so many steps at a time.
+PART_STEPS = 32
+_OWN = 2**20
+
+
+def with_own(noise: PyTree, own: PyTree) -> PyTree:
+    """A step's noise with the estimator's from another draw."""
+
+    def joined(primal, other):
+        is_noise = isinstance(primal, StepNoise)
+        return StepNoise(primal.primal, other.own) if is_noise else primal
+
+    return jax.tree.map(joined, noise, own, is_leaf=lambda part: isinstance(part, StepNoise))
 
 
 class Progress(eqx.Module):
@@ -66,13 +81,14 @@ class Loop(eqx.Module):
         # The key only makes values that are False but opaque to the compiler (`rounding.Barriers`);
         # no number depends on it.
         parameters = self.stepper.parameters(jax.random.fold_in(self.key, index))
-        noise = self._block_noise(index)
+        in_parts = recorder.stops and self.plan.block_steps > PART_STEPS
+        noise = self._block_noise(index, own=not in_parts)
         begin = self._begin(index)
         # The last block may be shorter. Its noise is drawn whole, so that a step's noise depends on
         # its block and row alone, not on the length of the run.
         end = jnp.minimum(self._begin(index + 1), self.plan.most_steps)
 
-        def step_of(stepper: Stepper):
+        def step_of(stepper: Stepper, own_noise: Callable | None = None):
             def step(row, carry):
                 chains, block = carry
                 time = begin + row
@@ -82,6 +98,8 @@ class Loop(eqx.Module):
                     return recorder.after_step(stepper, parameters, chain, own, time)
 
                 now = jax.tree.map(lambda leaf: leaf[row], noise)
+                if own_noise is not None:
+                    now = with_own(now, own_noise(row))
                 chains, own, seen = over_chains(one)(chains, block.own, now)
                 return chains, recorder.add(block, own, seen, time, row)
 
@@ -89,21 +107,54 @@ class Loop(eqx.Module):
 
         # The record of the run stays out of the loop over steps: only the block's is carried.
         carry = (progress.chains, recorder.open_block(self, progress))
-        if recorder.stops:
-            chains, block = self._in_stages(end - begin, step_of, carry)
+        if in_parts:
+            chains, block = self._in_parts(index, end - begin, step_of, carry)
+        elif recorder.stops:
+            chains, block = self._in_stages(0, end - begin, step_of, carry)
         else:
             chains, block = jax.lax.fori_loop(0, end - begin, step_of(self.stepper), carry)
         chains, record = recorder.close_block(self, progress, chains, block, index)
         return Progress(chains, progress.startable, record)
 
-    def _in_stages(self, num_steps, step_of: Callable[[Stepper], Callable], carry: PyTree):
-        """At most this number of steps, each with the estimator's form for the stage that the
-        chains are in.
+    def _in_parts(self, index, num_steps, step_of: Callable, carry: PyTree):
+        """At most this number of steps, in parts of `PART_STEPS`: for each the estimator's noise is
+        drawn if the chains still need it.
         """
-        row = jnp.zeros((), int)
+
+        def part(number, carry):
+            first = number * PART_STEPS
+
+            def draw():
+                def of_chain(key):
+                    # Beyond all keys that are split off the block's.
+                    key = jax.random.fold_in(jax.random.fold_in(key, index), _OWN + number)
+                    return self.stepper.noise(key, PART_STEPS, primal=False)
+
+                keys = self.plan.chain_keys(self.key)[:, 1]
+                return over_chains(of_chain, draws_ahead=True)(keys)
+
+            def nothing():
+                form = jax.eval_shape(draw)
+                return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+
+            own = jax.lax.cond(self.recorder.needs_own_noise(carry[0]), draw, nothing)
+
+            def at_row(row):
+                return jax.tree.map(lambda leaf: leaf[row - first], own)
+
+            last = jnp.minimum(first + PART_STEPS, num_steps)
+            return self._in_stages(first, last, lambda stepper: step_of(stepper, at_row), carry)
+
+        return jax.lax.fori_loop(0, -(-num_steps // PART_STEPS), part, carry)
+
+    def _in_stages(self, first, last, step_of: Callable[[Stepper], Callable], carry: PyTree):
+        """The rows from `first` to before `last`, unless the chains have finished, each with the
+        estimator's form for the stage that they are in.
+        """
+        row = jnp.asarray(first, int)
         for stage in self.recorder.stages(self.plan.estimator):
             step = step_of(Stepper(self.plan.by(stage), self.theta, self.args))
-            row, carry = self._until(stage, row, num_steps, step, carry, lambda carry: carry[0])
+            row, carry = self._until(stage, row, last, step, carry, lambda carry: carry[0])
         return carry
 
     def _until(
@@ -137,13 +188,15 @@ class Loop(eqx.Module):
         asked = jnp.minimum(index, plan.asked_blocks)
         return asked * plan.block_steps + (index - asked) * plan.further_steps
 
-    def _block_noise(self, block: Int[Array, ""]) -> PyTree:
-        """The randomness of a block: steps first, chains last."""
+    def _block_noise(self, block: Int[Array, ""], own: bool) -> PyTree:
+        """The randomness of a block: steps first, chains last; with the estimator's own or
+        without.
+        """
         plan = self.plan
 
         def draw(num_steps: int):
             def of_chain(key):
-                return self.stepper.noise(jax.random.fold_in(key, block), num_steps)
+                return self.stepper.noise(jax.random.fold_in(key, block), num_steps, own=own)
 
             return over_chains(of_chain, draws_ahead=True)(plan.chain_keys(self.key)[:, 1])
 

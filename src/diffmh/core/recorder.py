@@ -47,6 +47,10 @@ class Recorder(eqx.Module):
         """
         raise NotImplementedError("a recorder that `stops` knows when it is `finished`")
 
+    def needs_own_noise(self, chains: Chain) -> Bool[Array, ""] | bool:
+        """False if the estimator's noise changes nothing from here on; for one that `stops`."""
+        return True
+
     @abstractmethod
     def start(self, loop: Loop, parameters: Parameters, chains: Chain) -> PyTree:
         """The record before the first block."""

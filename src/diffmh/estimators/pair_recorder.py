@@ -75,6 +75,12 @@ class PairRecorder(Recorder):
         look = lambda chains: jnp.all(self._finished(chains))
         return jax.lax.cond(over, look, lambda chains: jnp.zeros((), bool), chains)
 
+    def needs_own_noise(self, chains):
+        # It moves second chains until they meet, and alternatives.
+        if self.estimator.alternatives:
+            return True
+        return ~jnp.all(chains.memory.second.now(self.estimator.schedule)[0])
+
     def _finished(self, chains: Chain) -> Bool[Array, "C"]:
         memory, schedule = chains.memory, self.estimator.schedule
         met, _ = memory.second.now(schedule)

@@ -90,6 +90,12 @@ def sampled_by(objective: Any) -> list[Expectation]:
                 f" equilibrium, and this expectation uses {name}(): make it with"
                 " `estimator=diffmh.Covariance()`."
             )
+        if each.num_chains < 2:
+            # One jackknife batch for each chain: without the only one there is no draw left.
+            raise ValueError(
+                "`optimise(reuse=...)` takes the bias of reweighting off across chains: the"
+                f" expectation needs `num_chains` of at least 2, got {each.num_chains}."
+            )
     return [each for each in found if isinstance(each, Expectation)]
 
 
@@ -150,6 +156,9 @@ class Draws:
         count = len(self.expectations)
         # A key for each expectation, derived from the iteration's as `Composition` derives its own.
         keys = [key] if count == 1 else list(jax.random.split(key, count))
+        # Neither `sample` nor a reweighted average asks whether the derivative exists.
+        for each, own in zip(self.expectations, keys, strict=True):
+            each.refuse(kept.at, own, args)
         self._draws = [
             _states(each.simulation, kept.at, own, args)
             for each, own in zip(self.expectations, keys, strict=True)
