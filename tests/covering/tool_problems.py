@@ -15,9 +15,9 @@ from problems import (
     BETAS,
     PROPOSAL,
     SCALE,
-    Tables,
     V0,
     V1,
+    Tables,
     _closed,
     discrete_density,
     discrete_f_of_theta,
@@ -68,14 +68,14 @@ def _walk(kernel: str, parameters: int, in_args: bool) -> ToolProblem:
         return jnp.asarray(tables["mean"]) @ theta, jnp.asarray(tables["log_precision"]) @ theta
 
     def mean(theta):
-        m, l = moments(theta)
-        v, shrunk = jnp.exp(-l), jnp.exp(-0.5 * jnp.exp(-l))
+        m, log_precision = moments(theta)
+        v, shrunk = jnp.exp(-log_precision), jnp.exp(-0.5 * jnp.exp(-log_precision))
         first = jnp.stack([m, jnp.cos(m) * shrunk])
         return first + theta[0] * jnp.stack([0.5 * (m**2 + v), jnp.sin(m) * shrunk])
 
     def draw(key):
-        m, l = moments(jnp.asarray(theta))
-        return m + jnp.exp(-0.5 * l) * jax.random.normal(key)
+        m, log_precision = moments(jnp.asarray(theta))
+        return m + jnp.exp(-0.5 * log_precision) * jax.random.normal(key)
 
     return ToolProblem(
         theta,

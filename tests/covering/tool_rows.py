@@ -203,9 +203,7 @@ def from_draws(row: Row, mesh=None) -> Tool:
 def hessian_of_draws(row: Row, mesh=None) -> Tool:
     problem, theta, args = numbers(row)
     draws = draws_of(row, problem)
-    h = diffmh.hessian(
-        diffmh.from_draws(problem.bare_f, problem.bare, draws, state=problem.state)
-    )
+    h = diffmh.hessian(diffmh.from_draws(problem.bare_f, problem.bare, draws, state=problem.state))
     call = lambda theta, key: h(theta, *args)
 
     def report(theta, key):

@@ -68,9 +68,7 @@ RULES = (
         ValueError,
         "has no second derivative|has no decisions that are known",
     ),
-    Refused(
-        {"tool": ("hessian",), "num_chains": (1, 2)}, ValueError, "three different chains"
-    ),
+    Refused({"tool": ("hessian",), "num_chains": (1, 2)}, ValueError, "three different chains"),
     Refused(
         {"tool": ("hessian", "evidence", "evidence of draws"), "way": ("again",)},
         diffmh.NotDifferentiable,

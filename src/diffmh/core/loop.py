@@ -22,7 +22,6 @@ from .estimator import Estimator
 from .plan import Plan
 from .recorder import Recorder
 
-
 # The estimator's own noise of a run that stops by itself is drawn for so many steps at a time.
 PART_STEPS = 32
 _OWN = 2**20
