@@ -114,6 +114,32 @@ THRESHOLDS = {
 }
 
 
+# Signs and orders that jump where z changes its sign.
+FACTORS = {
+    "qr": lambda z: jnp.linalg.qr(jnp.array([[z, 1.0], [2.0, 3.0]]))[0][1, 0],
+    "eigenvectors": lambda z: jnp.linalg.eigh(jnp.diag(jnp.stack([z, 0.0 * z])))[1][0, 0],
+    "singular vectors": lambda z: jnp.linalg.svd(jnp.diag(jnp.stack([z + 1.0, 1.0])))[0][0, 0],
+    "order of eigenvalues": lambda z: jnp.linalg.eig(jnp.diag(jnp.stack([z, 0.0])))[0][0].real,
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_factor_whose_sign_may_jump_is_refused(name):
+    value = lambda t, x: FACTORS[name](x - t)
+    assert in_core_f(value, 0.3) != ADMITTED
+    assert in_from_draws(0.3, f=value) != ADMITTED
+    assert in_program(lambda t, key: FACTORS[name](uniform(key) - t)) != ADMITTED
+    # At a place that does not depend on theta it is no concern, and it may be vouched for.
+    assert in_core_f(lambda t, x: FACTORS[name](x) + t, 0.3) == ADMITTED
+    assert in_core_f(diffmh.continuous(value), 0.3) == ADMITTED
+
+
+def test_the_refused_factors_do_jump():
+    at = lambda name, z: float(FACTORS[name](jnp.float32(z)))
+    for name in ("qr", "eigenvectors", "singular vectors"):
+        assert abs(at(name, 1e-3) - at(name, -1e-3)) > 0.5, name
+
+
 @pytest.mark.parametrize("name", THRESHOLDS)
 @pytest.mark.parametrize("kernel", [walk, langevin])
 def test_a_moving_threshold_in_f_is_refused(name, kernel):

@@ -40,6 +40,11 @@ _DISCRETE = frozenset(
 )
 KNOWN = ANALYTIC | _CONTINUOUS | _DISCRETE | STEPS | MOVES_VALUES
 
+# Decompositions whose factors have signs, or an order, by convention: where the number that decides
+# it crosses 0, or two eigenvalues cross, the factors jump. `eigh` and `svd` sort their values.
+_FACTORS = {"eig", "geqrf", "hessenberg", "qr", "schur"}
+_SORTED_FACTORS = {"eigh", "svd"}
+
 # Complex functions with a branch cut.
 _BRANCH_CUTS = {"acos", "acosh", "asin", "asinh", "atan", "atanh"} | {
     *("cbrt", "log", "log1p", "log2", "pow", "sign", "sqrt")
@@ -56,8 +61,11 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
         return outputs[1:]
     if name == "top_k":
         return outputs[1:]
-    if name == "lu":
-        return outputs  # They depend on the choice of pivots.
+    if name == "lu" or name in _FACTORS:
+        return outputs  # They depend on the choice of pivots, or of signs.
+    if name in _SORTED_FACTORS:
+        matrix = len(inputs[0].shape)
+        return tuple(output for output in outputs if len(output.shape) == matrix)
     if name == "is_finite" or (name in EQUALITIES and _is_nan_test(facts, inputs)):
         return () if all(map(facts.bounds.is_steady, inputs)) else outputs
     # Two analytic functions agree everywhere or on a set of measure 0, which has no effect.
