@@ -179,7 +179,7 @@ def test_kernels_of_sensitivity(mixed, adapted_mixed, kind):
     slopes = jax.jacobian(exact)(0.3)
     rows = {row.quantity: row for row in table.rows if row.hyperparameter == "logit"}
     for value in range(3):
-        row = rows[f"[{value}]"]
+        row = rows[f"f[{value}]"]
         error = (row.high - row.low) / 3.92
         assert abs(row.derivative - float(slopes[value])) < 5 * error
 

@@ -266,7 +266,7 @@ def _checkpoint(case: Case) -> None:
 def _compare(case: Case) -> None:
     """Without the other estimators: each would be compiled, and all have rows of their own."""
     estimator = case.expectation.simulation.estimator
-    with unittest.mock.patch("diffmh._expectation.candidates", lambda own, num_parameters: [own]):
+    with unittest.mock.patch("diffmh._expectation.candidates", lambda own: [own]):
         compared = diffmh.compare(case.expectation, case.theta, case.key, *case.args)
     own = compared.row(estimator)
     close(own.value, case.mean[0], "value of compare")
