@@ -20,6 +20,7 @@ COVARIANCE = Method("Covariance", None, 0, (), (), True)
 HEALTHY = Diagnosis(
     acceptance_rate=0.4,
     least_acceptance=0.3,
+    num_decisions=1_000.0,
     recoupling_time=3.0,
     alive_fraction=0.7,
     max_weight=1.5,
@@ -66,6 +67,17 @@ CAUSES = [
     ({"max_tangent": math.nan}, {"max_tangent": 0.0}, "the derivative of a state"),
     ({"least_acceptance": 0.004}, {"least_acceptance": 0.005}, "a chain is stuck"),
     ({"least_acceptance": 0.0}, {"least_acceptance": math.nan}, "a chain is stuck"),
+    # At a rate of 0.4 one of 8 chains accepts none of 17 proposals in 740 runs, of 18 in 1,200.
+    (
+        {"least_acceptance": 0.0, "num_decisions": 18.0},
+        {"least_acceptance": 0.0, "num_decisions": 17.0},
+        "a chain is stuck",
+    ),
+    (
+        {"least_acceptance": 0.0, "acceptance_rate": 0.0, "num_decisions": 176.0},
+        {"least_acceptance": 0.0, "acceptance_rate": 0.0, "num_decisions": 175.0},
+        "a chain is stuck",
+    ),
     (
         {"effective_samples": np.array([39.0, np.nan])},
         {"effective_samples": np.array([40.0, 900.0])},

@@ -29,6 +29,7 @@ _LARGEST_SHARE, _CUT_OFF, _VALUE_R_HAT, _GRADIENT_R_HAT = 0.25, 0.05, 1.1, 1.6
 # For draws, whose R̂ is the largest of f's and of the covariance's terms.
 _DRAWS_R_HAT = 1.05
 _EFFECTIVE_PER_CHAIN = 5
+_STUCK_ACCEPTANCE = 0.005
 # No state's derivative is as large as this unless it grows from step to step.
 _EXPLODED = 1e6
 
@@ -37,11 +38,13 @@ class Diagnosis(eqx.Module):
     """The diagnostics of one simulation. Warnings and notes are functions of it alone.
 
     `recoupling_time`, `alive_fraction` and `max_weight` are NaN for an estimator without
-    alternatives, the acceptance rates for a kernel that accepts nothing.
+    alternatives, the acceptance rates for a kernel that accepts nothing. `num_decisions` are those
+    of the chain that made the fewest.
     """
 
     acceptance_rate: float
     least_acceptance: float
+    num_decisions: float
     recoupling_time: float
     alive_fraction: float
     max_weight: float
@@ -63,6 +66,15 @@ class Diagnosis(eqx.Module):
     gradient_r_hat: float
     value_drift: str | None
     gradient_drift: str | None
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if a chain accepts next to nothing, and not because it is so short that chance
+        explains it: at the chains' mean rate, or 5 % if that is less.
+        """
+        rate = max(self.acceptance_rate, 0.05)
+        by_chance = self.num_chains * (1 - rate) ** self.num_decisions
+        return self.least_acceptance < _STUCK_ACCEPTANCE and by_chance < 1e-3
 
     @property
     def effective_per_chain(self) -> float:
@@ -130,7 +142,7 @@ def _of_kernel(d: Diagnosis) -> Iterator[str]:
 
 def _of_mixing(d: Diagnosis) -> Iterator[str]:
     # A stuck chain has few effective samples, and chains with few of them disagree.
-    if d.least_acceptance < 0.005:
+    if d.is_stuck:
         yield (
             f"a chain is stuck: it accepted {d.least_acceptance:.2%} of its proposals. Propose"
             " smaller steps, or start closer to the bulk of the density."
@@ -272,6 +284,7 @@ def diagnose(outcome: Outcome) -> Diagnosis:
         **stretched,
         acceptance_rate=float(rates.mean()),
         least_acceptance=float(rates.min()),
+        num_decisions=float(counts.decisions.min()),
         recoupling_time=recoupling_time if has_slots else math.nan,
         alive_fraction=float(alive / counts.slot_steps.sum()) if has_slots else math.nan,
         max_weight=float(counts.max_weight.max()) if has_slots else math.nan,
