@@ -138,7 +138,8 @@ def test_the_program_does_not_grow_with_the_sites():
         )
         return str(jax.make_jaxpr(jax.grad(mean))(0.5, jax.random.key(0))).count("\n")
 
-    assert lines(40) == lines(300)
+    # From 64 numbers on, states of all sizes have the same default number of alternatives.
+    assert lines(64) == lines(300)
 
 
 def test_a_part_that_is_computed_is_refused():
