@@ -1,6 +1,6 @@
 """`diffmh.sensitivity` on fifteen posteriors in one line each, against the references.
 
-    python benchmarks/posteriors/check.py [--pymc] [--seed N] [NAME ...]
+    python benchmarks/posteriors/check.py [--pymc] [--seed N] [--seeds COUNT] [NAME ...]
 
 Prints for each model the largest |z| of its unmarked rows, the share of rows that are unmarked, CPU
 time relative to `posterior.sample`, both compiled, and what Stein's control variates gain: the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--pymc", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from that one")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     references = json.loads(FILE.read_text())
@@ -105,13 +107,15 @@ def main() -> None:
 
     rows = unmarked = 0
     gains: list[float] = []
-    for name in given.names or (MODELS if given.pymc else CASES):
+    names = given.names or (MODELS if given.pymc else CASES)
+    seeds = range(given.seed, given.seed + given.seeds)
+    for name, seed in itertools.product(names, seeds):
         case = CASES[name]
         if given.pymc:
             posterior = diffmh.from_pymc(MODELS[name](), theta=case.theta)
         else:
             posterior = diffmh.from_numpyro(case.model, *arrays(case), theta=case.theta)
-        found = checked(case, posterior, given.seed, references)
+        found = checked(case, posterior, seed, references)
         rows, unmarked = rows + found["rows"], unmarked + found["unmarked"]
         gains += found["gains"]
         print(

@@ -3,10 +3,11 @@ double precision, and nothing of diffmh.
 
     python benchmarks/posteriors/references.py [NAME ...]      writes references.json, some minutes
 
-The derivative is `Cov(f, ∂_θ log p(z, y | θ))` over draws of the sites z as the model knows them,
+The change point has a closed form, of which JAX takes the derivatives. For the others the
+derivative is `Cov(f, ∂_θ log p(z, y | θ))` over draws of the sites z as the model knows them,
 none of whose supports depends on θ; powers of prior and likelihood have `log p(z | θ)` and
-`log p(y | z, θ)` in the place of the score. Errors are those of the means of 80 batches. Labels and
-the switch are summed out for NUTS, and then drawn from their exact conditional distribution.
+`log p(y | z, θ)` in the place of the score. Errors are those of the means of 80 batches. Labels are
+summed out for NUTS, and then drawn from their exact conditional distribution.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.scipy.special import gammaln
 from models import CASES, YEARS, Case, arrays
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import compute_log_probs
@@ -38,13 +40,6 @@ def label_logits(sites, y):
     return jnp.stack([zero, one], axis=-1)
 
 
-def switch_logits(sites, counts):
-    """Of the switch of `change_point` given the rates: log p(counts | switch)."""
-    before = jnp.arange(YEARS) < jnp.arange(YEARS)[:, None]
-    rate = jnp.where(before, sites["early"], sites["late"])
-    return jnp.sum(dist.Poisson(rate).log_prob(counts), axis=-1)
-
-
 def mixture_without_labels(y, low_scale, gap_rate, share_shape):
     sites = {
         "share": numpyro.sample("share", dist.Beta(share_shape, share_shape)),
@@ -54,19 +49,8 @@ def mixture_without_labels(y, low_scale, gap_rate, share_shape):
     numpyro.factor("y", jnp.sum(jax.nn.logsumexp(label_logits(sites, y), axis=-1)))
 
 
-def change_without_switch(counts, early_rate, late_rate):
-    sites = {
-        "early": numpyro.sample("early", dist.Exponential(early_rate)),
-        "late": numpyro.sample("late", dist.Exponential(late_rate)),
-    }
-    numpyro.factor("y", jax.nn.logsumexp(switch_logits(sites, counts)))
-
-
 # For models with discrete sites: the model without, and how the site is drawn given the rest.
-SUMMED_OUT = {
-    "mixture": (mixture_without_labels, "label", label_logits),
-    "change point": (change_without_switch, "switch", switch_logits),
-}
+SUMMED_OUT = {"mixture": (mixture_without_labels, "label", label_logits)}
 
 
 def draws_of(case: Case, seed: int) -> dict[str, Any]:
@@ -146,12 +130,50 @@ def reference(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
+def change_point_means(theta: dict[str, jax.Array], counts: np.ndarray) -> dict[str, jax.Array]:
+    """Of `change_point` with powers a and b of prior and likelihood. Given the switch, with n years
+    and c accidents before it, `early` is Gamma(b c + 1, a rate + b n), and likewise `late`.
+    """
+    a, b = (theta[name] for name in POWERS)
+    switch = jnp.arange(YEARS)
+    accidents = jnp.concatenate([jnp.zeros(1), jnp.cumsum(counts)[:-1]])
+    log_weight, means = 0.0, {}
+    for name, events, years in (
+        ("early", accidents, switch),
+        ("late", counts.sum() - accidents, YEARS - switch),
+    ):
+        shape, rate = b * events + 1, a * theta[f"{name}_rate"] + b * years
+        log_weight += gammaln(shape) - shape * jnp.log(rate)
+        means[name] = shape / rate
+    means["switch"] = 1.0 * switch
+    return {name: jax.nn.softmax(log_weight) @ mean for name, mean in means.items()}
+
+
+def exact_rows(case: Case) -> list[dict[str, Any]]:
+    theta = {name: jnp.asarray(v) for name, v in (case.theta | dict.fromkeys(POWERS, 1.0)).items()}
+    means = change_point_means(theta, *case.data)
+    slopes = jax.jacobian(change_point_means)(theta, *case.data)
+    return [
+        {
+            "quantity": quantity,
+            "hyperparameter": by,
+            "derivative": float(slopes[quantity][by]),
+            "error": 0.0,
+            "mean": float(mean),
+            "mean_error": 0.0,
+        }
+        for quantity, mean in means.items()
+        for by in theta
+    ]
+
+
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in sys.argv[1:] or CASES:
         print(name, flush=True)
-        stored[name] = reference(CASES[name])
+        find = exact_rows if name == "change point" else reference
+        stored[name] = find(CASES[name])
         FILE.write_text(json.dumps(stored, indent=1) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""Draws of a posterior: NUTS on its continuous sites, in turn with moves of its discrete ones.
+"""Draws of a posterior: NUTS on its continuous sites, in turn with moves of its discrete ones, or
+with these summed out.
 
 One compiled program runs a block of iterations of all chains, in the warm-up and after it: the
 stage of each iteration is data. So lengths can change, the bar can move between two blocks, and a
@@ -7,6 +8,7 @@ second call compiles nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ from ..base.batches import in_batches
 from ..runs.progress import Bar
 from .group_marks import STATES, made_with
 from .label_moves import LabelMove, Sites
+from .laplace import LaplaceMixture, laplace_mixture
+from .summed_out import SummedOut
 from .warm_up import FROZEN, IDLE, Learnt, WarmUp, schedule
 
 if TYPE_CHECKING:
@@ -33,30 +37,43 @@ _BLOCK = 100
 _DOUBLINGS = 10
 # A start is looked for so many times; as in Stan.
 _TRIES = 100
+# In more dimensions hardly any jump would be accepted; modes are looked for from this many starts.
+_MOST_JUMPING, _LOOKED_FROM = 32, 4
 # Of so many draws at once the constrained sites are computed.
 _AT_ONCE = 256
 
 
 class Target(eqx.Module):
-    """A posterior's density, the names of its continuous sites and the moves of the others."""
+    """A posterior's density, the names of its continuous sites, the discrete sites that are summed
+    out of what NUTS follows, the moves of the others, and a proposal of jumps.
+    """
 
     log_density: Callable[[Sites, Sites], Array]
     continuous: tuple[str, ...] = eqx.field(static=True)
     moves: tuple[LabelMove, ...]
+    summed_out: SummedOut | None = None
+    jumps: LaplaceMixture | None = None
 
     def split(self, x: Sites) -> tuple[Sites, Sites]:
         """The continuous sites and the discrete ones."""
         free = {name: x[name] for name in self.continuous}
         return free, {name: x[name] for name in x if name not in free}
 
+    def along(self, theta: Sites, labels: Sites) -> Callable[[Sites], Array]:
+        """The log density that NUTS follows, of the continuous sites."""
+        summed_out = self.summed_out
+        if summed_out is None:
+            return lambda free: self.log_density(theta, {**free, **labels})
+        return lambda free: summed_out.along(free, labels, lambda x: self.log_density(theta, x))
+
     def gradient(self, theta: Sites, x: Sites) -> tuple[Array, Sites]:
-        """The log density and its gradient along the continuous sites."""
+        """The log density that NUTS follows, and its gradient."""
         free, labels = self.split(x)
-        return jax.value_and_grad(lambda free: self.log_density(theta, {**free, **labels}))(free)
+        return jax.value_and_grad(self.along(theta, labels))(free)
 
 
 class ChainPlace(eqx.Module):
-    """A chain's position, with the log density and its gradient there."""
+    """A chain's position, with the log density that NUTS follows and its gradient there."""
 
     x: Sites
     log_density: Float[Array, "*C"]
@@ -86,6 +103,7 @@ def draw(
     """The draws, as `Posterior.sample` returns them."""
     key_start, key_run = jax.random.split(key)
     places = _starts(target, init, theta, key_start, num_chains)
+    target = _with_jumps(target, theta, places.x)
     free = target.split(trees.take(places.x, 0))[0]
     dimension, warm_up = max(1, trees.size(free)), WarmUp(target_acceptance)
     now = SamplingProgress(places, warm_up.start(dimension, dimension**-0.25))
@@ -179,20 +197,48 @@ def _advance(
 def _step(
     target: Target, theta, key, place: ChainPlace, learnt: Learnt
 ) -> tuple[ChainPlace, PyTree]:
-    """One iteration of one chain: a NUTS step of the continuous sites given the labels, then the
-    labels given those.
+    """One iteration of one chain: a NUTS step and a jump of the continuous sites, then the discrete
+    sites given those.
     """
-    key_nuts, key_labels = jax.random.split(key)
+    key_nuts, key_labels, key_jump = jax.random.split(key, 3)
     stats: dict[str, Array] = {}
     if target.continuous:
         place, stats = _nuts_step(target, theta, key_nuts, place, learnt)
-    if target.moves:
-        x = place.x
-        for number, move in enumerate(target.moves):
-            own = jax.random.fold_in(key_labels, number)
-            x = move(own, x, lambda x: target.log_density(theta, x))
-        place = ChainPlace(x, *target.gradient(theta, x))
-    return place, {**stats, "lp": place.log_density}
+    if target.jumps is not None:
+        place = _jump(target, target.jumps, theta, key_jump, place)
+    if target.moves or target.summed_out is not None:
+        place = _labels_step(target, theta, key_labels, place)
+    lp = place.log_density if target.summed_out is None else target.log_density(theta, place.x)
+    return place, {**stats, "lp": lp}
+
+
+def _jump(target: Target, jumps: LaplaceMixture, theta, key, place: ChainPlace) -> ChainPlace:
+    """A Metropolis–Hastings step of the continuous sites, proposed from anywhere alike."""
+    key_propose, key_accept = jax.random.split(key)
+    free, labels = target.split(place.x)
+    flat, unravel = ravel_pytree(free)
+    new = jumps.sample(key_propose).astype(flat.dtype)
+    there = {**place.x, **unravel(new)}
+    proposed = ChainPlace(there, *jax.value_and_grad(target.along(theta, labels))(unravel(new)))
+    log_ratio = proposed.log_density - place.log_density
+    log_ratio += jumps.log_prob(flat) - jumps.log_prob(new)
+    # NaN compares as false: what has no density is never accepted.
+    accept = jnp.log(jax.random.uniform(key_accept)) < log_ratio
+    return trees.select(accept, proposed, place)
+
+
+def _labels_step(target: Target, theta, key, place: ChainPlace) -> ChainPlace:
+    density = lambda x: target.log_density(theta, x)
+    x = place.x
+    if target.summed_out is not None:
+        # First of all, for NUTS has moved with these sites summed out.
+        x = target.summed_out.draw(jax.random.fold_in(key, len(target.moves)), x, density)
+    for number, move in enumerate(target.moves):
+        x = move(jax.random.fold_in(key, number), x, density)
+    if not target.moves:
+        # What NUTS follows does not depend on the sites that are summed out.
+        return ChainPlace(x, place.log_density, place.gradient)
+    return ChainPlace(x, *target.gradient(theta, x))
 
 
 def _nuts_step(
@@ -201,7 +247,7 @@ def _nuts_step(
     from blackjax.mcmc import hmc, nuts
 
     free, labels = target.split(place.x)
-    density = lambda free: target.log_density(theta, {**free, **labels})
+    density = target.along(theta, labels)
     # BlackJAX annotates numbers and trees more narrowly than it takes them.
     before: Any = hmc.HMCState(free, place.log_density, place.gradient)  # pyright: ignore[reportArgumentType]
     kernel: Any = nuts.build_kernel()
@@ -216,6 +262,25 @@ def _nuts_step(
     }
     moved = {name: after.position.get(name, place.x[name]) for name in place.x}
     return ChainPlace(moved, after.logdensity, after.logdensity_grad), stats
+
+
+def _with_jumps(target: Target, theta, starts: Sites) -> Target:
+    """The target with jumps between the modes of its discrete sites, where these are all summed out
+    and the continuous ones have few dimensions.
+    """
+    summed_out, dimension = target.summed_out, trees.size(target.split(trees.take(starts, 0))[0])
+    if summed_out is None or target.moves or not 0 < dimension <= _MOST_JUMPING:
+        return target
+    return dataclasses.replace(target, jumps=_jumps(target, summed_out, theta, starts))
+
+
+@eqx.filter_jit
+def _jumps(target: Target, summed_out: SummedOut, theta, starts: Sites) -> LaplaceMixture:
+    x = trees.take(starts, 0)
+    _, unravel = ravel_pytree(target.split(x)[0])
+    flat = jax.vmap(lambda x: ravel_pytree(target.split(x)[0])[0])(starts)
+    density = lambda values, flat: target.log_density(theta, {**unravel(flat), **values})
+    return laplace_mixture(density, summed_out.joint_values(x), flat[:_LOOKED_FROM])
 
 
 def _starts(target: Target, init, theta: Sites, key, num_chains: int) -> ChainPlace:

@@ -23,6 +23,7 @@ from ..proposals import GaussianWalk, On, OneLabel, OtherState, Proposal
 from .label_moves import SiteGibbs, label_move
 from .nuts import Target, draw
 from .other_density import with_density
+from .summed_out import with_few_values
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -78,8 +79,15 @@ class Posterior(eqx.Module):
         target_acceptance: Checked[float] = 0.9,
     ) -> DataTree:
         """Draws of the posterior, as an ArviZ `DataTree`: NUTS with step size and variances adapted
-        in a warm-up and then frozen; discrete sites are drawn in turn with it, each entry from its
-        conditional distribution.
+        in a warm-up and then frozen, and the discrete sites z given the continuous ones x.
+
+        Discrete sites that take at most 256 values together are summed out: NUTS follows
+        `log Σ_z exp(log_density(x, z))`, whose gradient is the mean of the gradients over
+        `p(z | x)`, and z is then drawn from `p(z | x)`. Values of probability 0 have no part in it.
+        If these are all discrete sites, and x has at most 32 dimensions, each iteration also tries
+        to jump between the modes of all z: a Metropolis–Hastings step, whose proposal is a mixture
+        of Laplace's approximations of `p(x | z)`. Other discrete sites, such as a label for each
+        observation, are drawn in turn with NUTS, each entry from its conditional distribution.
 
         **Arguments**
 
@@ -89,7 +97,8 @@ class Posterior(eqx.Module):
         - `theta`: other hyperparameters than `self.theta`, by name.
         - `proposals`: by name, for discrete sites whose values are not known, as in `kernel`:
           `OtherState(n)` and `OneLabel(n)` stand for all of `0, ..., n − 1`; any other proposal is
-          accepted or rejected, ten times or as often as the site has entries.
+          accepted or rejected, ten times or as often as the site has entries. A site that has a
+          proposal is never summed out.
         - `target_acceptance`: the acceptance rate that the step size is adapted to.
 
         Chains start from the model's own `init`, spread out within ±1 if that is the same for all,
@@ -164,16 +173,23 @@ class Posterior(eqx.Module):
         return jax.eval_shape(self.init, jax.random.key(0))
 
     def _target(self, proposals: dict[str, Proposal]) -> Target:
-        continuous, moves = [], []
-        for name, site in self._form.items():
-            if name in proposals:
-                moves.append(label_move(name, proposals[name]))
-            elif jnp.issubdtype(site.dtype, jnp.inexact):
-                continuous.append(name)
-            else:
-                values = self._values(name, "posterior.sample(key, proposals=")
-                moves.append(SiteGibbs(name, values.start, len(values)))
-        return Target(self.log_density, tuple(sorted(continuous)), tuple(moves))
+        form = self._form
+        given = {name: label_move(name, proposal) for name, proposal in proposals.items()}
+        rest = {name: site for name, site in form.items() if name not in given}
+        continuous = sorted(
+            n for n, site in rest.items() if jnp.issubdtype(site.dtype, jnp.inexact)
+        )
+        ranges = {
+            name: self._values(name, "posterior.sample(key, proposals=")
+            for name in rest
+            if name not in continuous
+        }
+        summed_out = with_few_values(ranges, {name: form[name].size for name in ranges})
+        for name, values in ranges.items():
+            if summed_out is None or name not in summed_out.names:
+                given[name] = SiteGibbs(name, values.start, len(values))
+        moves = tuple(given[name] for name in form if name in given)
+        return Target(self.log_density, tuple(continuous), moves, summed_out)
 
     def values_of(self, name: str) -> range | None:
         """The values of a discrete site, `None` if they are not known."""

@@ -55,8 +55,8 @@ def sensitivity(
     derivatives with respect to a and b at 1 are `Cov(f, log p(x))` and `Cov(f, log p(data | x))`,
     as in power-scaling.
 
-    `sensitivity(posterior, f, key)` samples by itself, by `posterior.sample(key)`: NUTS, and labels
-    in turn with it.
+    `sensitivity(posterior, f, key)` samples by itself, by `posterior.sample(key)`: NUTS, with
+    discrete sites summed out or drawn in turn.
 
     **Arguments**
 
