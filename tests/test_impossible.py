@@ -153,6 +153,39 @@ def test_blocks_with_impossible_units(num_parameters):
         np.testing.assert_allclose(backward.T, slopes.mean(axis=-1), atol=1e-5)
 
 
+def test_births_by_a_density_without_a_derivative_are_no_number():
+    """Backward, `log 0` of a unit that is off is 0 · ∞. Births read the density where a unit is
+    impossible, as `BlockGibbs` says: NaN, and weights need no density.
+    """
+
+    def density(theta, x, features):
+        rate = jnp.array([1.0, 0.0]) * jnp.exp(odds_of_a(theta, x["b"][0], features))
+        return jnp.sum(jnp.where(x["a"] > 0, jnp.log(rate), 0.0)) + x["b"][0] * (
+            features[2] @ theta
+        )
+
+    features = table((3,), 3)
+    kernel = diffmh.Cycle(
+        diffmh.BlockGibbs(logits_of_a, lambda x: x["a"], density),
+        diffmh.BlockGibbs(logits_of_b, lambda x: x["b"], density),
+    )
+
+    def slopes(births):
+        mean = diffmh.expectation(
+            lambda theta, x, features: x["a"][0],
+            kernel,
+            init={"a": jnp.zeros(2), "b": jnp.zeros(1)},
+            num_samples=STEPS,
+            num_chains=RUNS,
+            estimator=diffmh.StochasticDerivative(births=births),
+        )
+        return np.asarray(mean.run_chains(jnp.asarray(at(3)), KEY, jnp.asarray(features)).jacobian)
+
+    assert np.all(np.isnan(slopes(True).mean(axis=-1)))
+    exact = derivative(exact_blocks(features.astype(float)), at(3).astype(float))[1]
+    assert_unbiased(np.moveaxis(slopes(False), -1, 0), exact[:1].T)
+
+
 def test_flips_to_impossible_values_weigh_nothing():
     """And the others carry the whole derivative: `Σ_i p_i w_ij − p_j Σ_i w_ji = dp_j`."""
     rng = np.random.default_rng(0)

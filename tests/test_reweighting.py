@@ -231,6 +231,9 @@ def test_a_curve_and_its_picture():
     thetas = {"level": jnp.asarray(grid), "other": jnp.ones(9)}
     again = e.curve(thetas)
     np.testing.assert_allclose(again.value, found.value)
+    for other in (AT, grid[:, None]):
+        with pytest.raises(ValueError, match=r"`curve\(thetas\)` with `name` .* got shape"):
+            e.curve(other, name="level")
     figure = diffmh.plots.curve(e, grid, name="level")
     assert len(figure.axes) == 2 and diffmh.plots.curve(found) is not None
 

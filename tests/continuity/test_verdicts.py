@@ -359,3 +359,24 @@ def test_continuous_is_believed_for_a_posterior():
     assert say(posterior, lambda theta, sites: sites["x"]) != ADMITTED
     vouched = diffmh.continuous(posterior)
     assert say(vouched, diffmh.continuous(f)) == ADMITTED
+
+
+def test_floats_of_few_values_count_as_continuous():
+    """Nothing says that they are few: the same labels as integers are admitted, or as floats if
+    `continuous` vouches for f, which is right.
+    """
+    to_label = lambda theta, x: 1.0 * (x[0] < 2 * theta)
+    density = lambda theta, x: 1.3 * theta * x[0] * x[1]
+    kernel = diffmh.MetropolisHastings(density, diffmh.SpinFlip())
+
+    def mean(f, dtype):
+        start = jnp.ones(2, dtype)
+        return diffmh.expectation(f, kernel, init=start, num_samples=5, num_chains=16)
+
+    with pytest.raises(diffmh.NotDifferentiable, match="continuous"):
+        jax.grad(mean(to_label, float))(0.3, KEY)
+    slopes = [
+        jax.grad(mean(f, dtype))(0.3, KEY)
+        for f, dtype in ((to_label, int), (diffmh.continuous(to_label), float))
+    ]
+    assert slopes[0] == slopes[1] != 0

@@ -11,6 +11,7 @@ from unbiasedness import assert_unbiased, is_caught
 import diffmh
 from diffmh.core.execute import run
 from diffmh.core.plan import Plan
+from diffmh.core.values import Sum
 from diffmh.estimators import controls
 from diffmh.estimators.controls import ControlledAverages, controlled
 from diffmh.models import gaussian, ising, mixture
@@ -73,7 +74,7 @@ def sums_of_a_block(half_sweep):
     )
     means = made.run_chains(2.5, KEY).outcomes[0].observed.estimator
     assert isinstance(means, ControlledAverages)
-    return np.stack([np.ravel(means.pruned), np.ravel(means.moved)], axis=-1)
+    return np.stack([np.ravel(means.pruned.total), np.ravel(means.moved.total)], axis=-1)
 
 
 def test_sums_of_a_block_have_mean_zero():
@@ -102,12 +103,15 @@ def test_control_variates_gain_on_the_lattice():
 def test_coefficients_come_from_the_other_chains():
     """A chain's own sums do not change its coefficients."""
     rng = np.random.default_rng(0)
-    draw = lambda: jnp.asarray(rng.normal(size=(1, 1, 9)))
-    means = ControlledAverages(draw(), draw(), draw())
-    moved = ControlledAverages(means.derivative, means.pruned.at[..., 3].mul(2.0), means.moved)
+    derivative, pruned, moved = jnp.asarray(rng.normal(size=(3, 1, 1, 9)))
+    exactly = lambda total: Sum(total, jnp.zeros_like(total))
+    means = ControlledAverages(derivative, exactly(pruned), exactly(moved))
+    doubled = exactly(pruned.at[..., 3].mul(2.0))
+    moved = ControlledAverages(means.derivative, doubled, means.moved)
     before, after = (controls.controlled(m)[0, 0, 3] for m in (means, moved))
     taken_off = float(means.derivative[0, 0, 3] - before)
-    of_b = ControlledAverages(means.derivative, means.pruned.at[..., 3].set(0.0), means.moved)
+    without = exactly(pruned.at[..., 3].set(0.0))
+    of_b = ControlledAverages(means.derivative, without, means.moved)
     by_b = float(means.derivative[0, 0, 3] - controls.controlled(of_b)[0, 0, 3])
     np.testing.assert_allclose(
         float(means.derivative[0, 0, 3] - after), by_b + 2 * (taken_off - by_b), rtol=1e-4
@@ -151,13 +155,53 @@ def test_rounding_is_not_a_control_variate():
         lambda key: run(Plan.of(mean.simulation, theta, key, ()), theta, key, ()).observed.estimator
     )
     found = averages(jax.random.key(0))
-    assert np.all(np.asarray(found.pruned) == 0)
-    assert np.any(np.asarray(found.moved) != 0) and np.any(np.asarray(found.derivative) != 0)
+    assert np.all(np.asarray(found.pruned.beyond_rounding()) == 0)
+    assert np.any(np.asarray(found.moved.beyond_rounding()) != 0)
+    assert np.any(np.asarray(found.derivative) != 0)
 
 
 def means_of(derivative, pruned):
     one = lambda array: jnp.asarray(array)[None, None]
-    return ControlledAverages(one(derivative), one(pruned), one(np.zeros_like(pruned)))
+    nothing = jnp.zeros_like(one(pruned))
+    sums = Sum(one(pruned), nothing), Sum(nothing, nothing)
+    return ControlledAverages(one(derivative), *sums)
+
+
+def test_what_is_left_of_gains_that_cancel_is_not_a_control_variate():
+    """Of the others, one has gains of two steps that cancel but for their rounding. As a control
+    variate it would multiply the one sum that is not zero, of the chain beside it, by 10⁷.
+    """
+    derivative = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+    pruned, size = np.zeros((2, 8), np.float32)
+    pruned[[1, 5]] = 3e-8, 0.01
+    size[[1, 5]] = 0.02
+    as_it_is = means_of(derivative, pruned)
+    sum_ = Sum(as_it_is.pruned.total, jnp.asarray(size)[None, None])
+    means = ControlledAverages(as_it_is.derivative, sum_, as_it_is.moved)
+    np.testing.assert_allclose(controlled(means)[0, 0], derivative, atol=1e-6)
+    assert np.max(np.abs(controlled(as_it_is))) > 1e4
+
+
+def test_no_sum_of_a_chain_is_rounding_alone():
+    """A chain on three states has sums of a few values, none of them tiny: what is left of gains
+    of ±0.01 that cancel, 3·10⁻⁸ in one chain of 8,000, is zero.
+    """
+    density, slope = jnp.array([0.1, -0.4, 0.7]), jnp.array([0.5, -1.0, 0.25])
+    f = jnp.array([0.3, 1.1, -0.9])
+    proposal = diffmh.TransitionMatrix([[0.2, 0.3, 0.5], [0.4, 0.1, 0.5], [0.6, 0.3, 0.1]])
+    kernel = diffmh.MetropolisHastings(lambda theta, x: (density + theta * slope)[x], proposal)
+    made = diffmh.expectation(
+        lambda theta, x: f[x], kernel, init=0, num_samples=5, num_chains=8_000, estimator=CONTROLLED
+    )
+    means = made.run_chains(0.7, KEY).outcomes[0].observed.estimator
+
+    def least(sums):
+        sizes = np.abs(np.ravel(sums))
+        return np.min(sizes[sizes > 0]) / np.max(sizes)
+
+    assert least(means.pruned.total) < 1e-5
+    for sum_ in (means.pruned, means.moved):
+        assert least(sum_.beyond_rounding()) > 1e-5
 
 
 def test_a_sum_whose_rare_events_are_missing_is_not_taken_off():

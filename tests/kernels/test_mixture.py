@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles import transition_matrix
+from oracles import derivative, finite_chain_mean, transition_matrix
 from small_tables import (
     COLUMN,
     COLUMNS,
@@ -142,3 +142,62 @@ def test_covariance_refuses_updates_of_different_densities(estimator):
     slopes = jax.jacfwd(lambda theta: mean.per_chain(theta, jax.random.key(0)))(0.6)
     slope = lambda odds: jax.nn.sigmoid(odds) * jax.nn.sigmoid(-odds)
     assert_unbiased(np.asarray(slopes), np.asarray((slope(0.6) + slope(0.2) / 3) / 2))
+
+
+TABLES = np.array([[0.0, 0.7, -0.3], [0.4, -0.5, 0.2]])
+SLOPES = np.array([[0.8, -0.4, 0.1], [-0.3, 0.5, 0.9]])
+OBSERVED = np.array([0.3, -1.1, 0.9])
+
+
+def of_two_targets(estimator, num_samples):
+    """Walks on three states, each of which leaves a density of its own invariant."""
+
+    def walk(number):
+        table, slope = jnp.asarray(TABLES[number]), jnp.asarray(SLOPES[number])
+        density = lambda theta, x: (table + theta * slope)[x]
+        return diffmh.MetropolisHastings(density, diffmh.OtherState(3))
+
+    return diffmh.expectation(
+        lambda theta, x: jnp.asarray(OBSERVED)[x],
+        diffmh.Mixture(walk(0), walk(1), probabilities=(0.3, 0.7)),
+        init=0,
+        num_samples=num_samples,
+        num_chains=4_000,
+        estimator=estimator,
+    )
+
+
+def exact_slope_of_two_targets(num_samples, burn_in):
+    other = (1 - np.eye(3)) / 2
+
+    def mean(theta):
+        walks = (transition_matrix(TABLES[i] + theta[0] * SLOPES[i], other) for i in range(2))
+        step = sum(p * walk for p, walk in zip((0.3, 0.7), walks, strict=True))
+        return finite_chain_mean(step, 0, OBSERVED[:, None], num_samples, burn_in)
+
+    return derivative(mean, np.array([0.5]))[1][0, 0]
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        diffmh.Covariance(),
+        diffmh.Stationary(alternatives=0),
+        diffmh.StochasticDerivative(control="covariance"),
+    ],
+)
+def test_different_targets_have_no_covariance(estimator):
+    with pytest.raises(ValueError, match=r"needs one density.*`density_identity`"):
+        jax.grad(of_two_targets(estimator, 5))(0.5, jax.random.key(0))
+
+
+@pytest.mark.parametrize("estimator", [diffmh.Stationary(), diffmh.StochasticDerivative()])
+def test_chains_of_different_targets(estimator):
+    """Each target is left by the other's walk, and what the chain has is differentiated: its own
+    equilibrium, or its finite mean.
+    """
+    mean, key = of_two_targets(estimator, 5), jax.random.key(4)
+    at_equilibrium = isinstance(estimator, diffmh.Stationary)
+    exact = exact_slope_of_two_targets(1 if at_equilibrium else 5, 400 if at_equilibrium else 0)
+    slopes = jax.jacfwd(lambda theta: mean.per_chain(theta, key))(0.5)
+    assert_unbiased(np.asarray(slopes), exact, str(estimator))

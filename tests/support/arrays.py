@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 Level = Any
 Row = dict[str, Level]
 Pairs = tuple[tuple[str, Level], ...]
@@ -98,7 +100,7 @@ class Completions:
     """Whole rows that contain a given one and that the rules allow."""
 
     def __init__(self, table: Table, rules: Sequence[Rule]):
-        self._table = table
+        self._table, self._rules = table, rules
         self._absent = [rule for rule in rules if isinstance(rule, Absent)]
         self._may_lack = {name for rule in self._absent for name in rule.factors}
         # What decides whether others exist comes first.
@@ -112,6 +114,9 @@ class Completions:
     def of(self, row: Row, gain: Callable[[Row, str, Level], int]) -> Iterator[Row]:
         """Each factor's levels are tried from the greatest gain down; `row` itself is allowed."""
         return self._from(row, [name for name in self._order if name not in row], gain)
+
+    def forbids(self, row: Row) -> bool:
+        return forbidden(self._rules, row)
 
     def first(self, row: Row, gain=lambda *_: 0) -> Row | None:
         return next(self.of(row, gain), None)
@@ -147,67 +152,118 @@ def _is_absent(absent: Sequence[Absent], row: Row, name: str) -> bool:
     )
 
 
+class _Missing:
+    """What is not covered yet, in order: tuples of levels by the numbers of the levels. A symmetric
+    table of pairs and one of triples say what a level would add to a row in one sum.
+    """
+
+    def __init__(self, table: Table, groups: Sequence[tuple[str, ...]]):
+        levels = [(name, level) for name in table.factors for level in table.factors[name]]
+        absent = [(name, None) for name in table.factors]
+        self._number = {one: number for number, one in enumerate(dict.fromkeys(levels + absent))}
+        self._names = list(table.factors)
+        places = {name: place for place, name in enumerate(self._names)}
+        self._groups = {
+            size: np.array([[places[name] for name in one] for one in groups if len(one) == size])
+            for size in {len(group) for group in groups}
+        }
+        self._tables = {size: np.zeros((len(self._number),) * size, bool) for size in self._groups}
+        self._seeds: dict[tuple[int, ...], Pairs] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._seeds)
+
+    def add(self, seed: Pairs) -> None:
+        numbers = tuple(self._number[one] for one in seed)
+        self._seeds[numbers] = seed
+        self._mark(numbers, True)
+
+    def __contains__(self, seed: Pairs) -> bool:
+        return tuple(self._number[one] for one in seed) in self._seeds
+
+    def seeds(self) -> list[Pairs]:
+        return list(self._seeds.values())
+
+    def gain(self, row: Row, name: str, level: Level) -> int:
+        """How many more the row covers once it has the level."""
+        here, own = [self._number[one] for one in row.items()], self._number[name, level]
+        found = 0
+        if 2 in self._tables:
+            found += np.count_nonzero(self._tables[2][own][here])
+        if 3 in self._tables:
+            found += np.count_nonzero(self._tables[3][own][here][:, here]) // 2
+        return found
+
+    def covered(self, rows: Iterable[Row]) -> set[tuple[int, ...]]:
+        found: set[tuple[int, ...]] = set()
+        for row in rows:
+            numbers = np.array([self._number[name, row[name]] for name in self._names])
+            for size, groups in self._groups.items():
+                own = numbers[groups]
+                found.update(map(tuple, own[self._tables[size][tuple(own.T)]].tolist()))
+        return found
+
+    def remove(self, found: Iterable[tuple[int, ...]]) -> None:
+        for numbers in found:
+            del self._seeds[numbers]
+            self._mark(numbers, False)
+
+    def _mark(self, numbers: tuple[int, ...], value: bool) -> None:
+        for order in itertools.permutations(numbers):
+            self._tables[len(numbers)][order] = value
+
+
 def covering_array(table: Table, strength: int = 2) -> Array:
     """Greedy and deterministic: of several rows, each around a tuple that is not yet covered, the
     one that covers most is taken, until nothing is left.
     """
     groups = groups_of(table, strength)
-    missing = required(table.factors, groups)
     completions = Completions(table, table.rules)
-    refusals = _without_infeasible(table, groups, missing, completions)
-    of_factor = {name: [group for group in groups if name in group] for name in table.factors}
-
-    def gain(row, name, level):
-        new = row | {name: level}
-        return sum(
-            _levels(new, group) in missing
-            for group in of_factor[name]
-            if all(other in new for other in group)
-        )
-
-    def covered(row):
-        return {
-            levels
-            for one in table.together(row)
-            for group in groups
-            if (levels := _levels(one, group)) in missing
-        }
-
+    feasible, refusals = _feasible(table, groups, completions)
+    missing = _Missing(table, groups)
+    for seed in feasible:
+        missing.add(seed)
     rows: list[Row] = []
     while missing:
-        seeds = list(missing)
+        seeds = missing.seeds()
         tried = seeds[:: -(-len(seeds) // _CANDIDATES)]
-        found = [next(completions.of(dict(seed), gain)) for seed in tried]
-        row = max(found, key=lambda row: len(covered(row)))
-        rows.append(row)
-        for levels in covered(row):
-            del missing[levels]
+        found = [next(completions.of(dict(seed), missing.gain)) for seed in tried]
+        covered = [missing.covered(table.together(row)) for row in found]
+        best = max(range(len(found)), key=lambda number: len(covered[number]))
+        rows.append(found[best])
+        missing.remove(covered[best])
     return Array(rows, refusals)
 
 
-def _without_infeasible(
-    table: Table, groups: list[tuple[str, ...]], missing: dict[Pairs, None], completions
-) -> list[tuple[Row, Refused]]:
-    """Takes off what no row may have; rows for what is refused."""
-    refusals, feasible = [], set()
+def _feasible(
+    table: Table, groups: list[tuple[str, ...]], completions: Completions
+) -> tuple[list[Pairs], list[tuple[Row, Refused]]]:
+    """The tuples that some row may have, and rows for what is refused, each of which tests as many
+    of the other tuples as it can.
+    """
+    found, known, untested = [], set(), _Missing(table, groups)
+    for seed in required(table.factors, groups):
+        row = None
+        if seed not in known and not completions.forbids(dict(seed)):
+            row = completions.first(dict(seed))
+        if row is not None:
+            known.update(tuples_of(row, groups))
+        if seed in known:
+            found.append(seed)
+        else:
+            untested.add(seed)
+    refusals = []
     without = [
-        (rule, others, Completions(table, others))
+        (rule, Completions(table, [other for other in table.rules if other is not rule]))
         for rule in table.rules
         if isinstance(rule, Refused)
-        for others in [[other for other in table.rules if other is not rule]]
     ]
-    for seed in list(missing):
-        if seed in feasible:
-            continue
-        row = None if forbidden(table.rules, dict(seed)) else completions.first(dict(seed))
-        if row is not None:
-            feasible.update(tuples_of(row, groups))
-            continue
-        del missing[seed]
-        refusal = _refused_row(dict(seed), without)
+    for seed in untested.seeds():
+        refusal = _refused_row(dict(seed), without, untested.gain) if seed in untested else None
         if refusal is not None:
             refusals.append(refusal)
-    return refusals
+            untested.remove(untested.covered([refusal[0]]))
+    return found, refusals
 
 
 def _levels(row: Row, group: tuple[str, ...]) -> Pairs:
@@ -219,15 +275,15 @@ def tuples_of(row: Row, groups: Iterable[tuple[str, ...]]) -> Iterator[Pairs]:
         yield _levels(row, group)
 
 
-def _refused_row(seed: Row, without) -> tuple[Row, Refused] | None:
+def _refused_row(seed: Row, without, gain) -> tuple[Row, Refused] | None:
     """A row with these levels that one refusal alone forbids, if a refusal is the reason."""
-    for rule, others, completions in without:
+    for rule, completions in without:
         free = {name: levels for name, levels in rule.when.items() if name not in seed}
         if not all(seed[name] in levels for name, levels in rule.when.items() if name in seed):
             continue
         for levels in itertools.product(*free.values()):
             start = seed | dict(zip(free, levels, strict=True))
-            row = None if forbidden(others, start) else completions.first(start)
+            row = None if completions.forbids(start) else completions.first(start, gain)
             if row is not None:
                 return row, rule
     return None

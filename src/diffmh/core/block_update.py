@@ -14,6 +14,7 @@ from .decisions import Acceptance, Bernoulli, Decision
 from .kernel import State, Step, Update
 from .parameters import Parameters
 from .update_checks import described
+from .values import Sum
 
 
 class BlockUpdate(Update):
@@ -89,11 +90,13 @@ class BlockUpdate(Update):
         # Σ_d ∂_d g(x) (x'_d − E[x'_d | x]) has mean zero given x whatever g is, because the slopes
         # are taken at the state before.
         def one(before, after):
-            change = self.block(after) - self.expected_block(parameters, before, noise)
+            block, expected = self.block(after), self.expected_block(parameters, before, noise)
             slopes = self._slopes(before, function)
-            return jnp.sum((slopes * change[None]).reshape(slopes.shape[0], -1), axis=1)
+            along = lambda change: jnp.sum((slopes * change[None]).reshape(len(slopes), -1), axis=1)
+            size = jnp.abs(slopes) * (jnp.abs(block) + jnp.abs(expected))[None]
+            return Sum(along(block - expected), jnp.sum(size.reshape(len(slopes), -1), axis=1))
 
-        return one(alternative.x, alternative_after.x) - one(step.before.x, step.after.x)
+        return one(alternative.x, alternative_after.x).minus(one(step.before.x, step.after.x))
 
     def flip_changes(self, step, noise, function):
         """By the same derivatives of g."""

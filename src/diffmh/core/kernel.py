@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from ..base import trees, validate
 from .decisions import Decision
 from .parameters import Parameters
-from .values import Value
+from .values import Sum, Value
 
 Carry = TypeVar("Carry")
 Odds: TypeAlias = Callable[..., float | Float[Array, ""]]
@@ -203,7 +203,7 @@ class Update(Kernel):
         noise: PyTree,
         coupling_noise: PyTree,
         function: Callable[[PyTree], Float[Array, "F"]],
-    ) -> Float[Array, "F"] | None:
+    ) -> Sum | None:
         """`(g(y') − E g(y')) − (g(x') − E g(x'))` for a step of the primal and of an alternative,
         `E` over whatever part of the step's randomness its mean is known for; in place of g any
         function near it may be used whose mean is known. It must have mean zero given `x` and `y`.

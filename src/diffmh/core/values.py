@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -99,6 +99,21 @@ def weighted(
     # thousands of chains.
     terms = [w[:, None] * change[None] for w, change in zip(weight, flat, strict=True)]
     return functools.reduce(jnp.add, terms).reshape(weight.shape[1], *difference.shape[1:])
+
+
+class Sum(NamedTuple):
+    """A sum, and that of the absolute values of its terms, of which its rounding is a fraction."""
+
+    total: Float[Array, "*F"]
+    size: Float[Array, "*F"]
+
+    def minus(self, other: Sum) -> Sum:
+        return Sum(self.total - other.total, self.size + other.size)
+
+    def beyond_rounding(self) -> Float[Array, "*F"]:
+        """The sum, and exactly zero where it is no more than the rounding of its terms."""
+        limit = 16 * jnp.finfo(self.total.dtype).eps * self.size
+        return jnp.where(jnp.abs(self.total) > limit, self.total, 0.0)
 
 
 def each_slot(function: Callable[..., PyTree], slots: PyTree) -> PyTree:

@@ -27,7 +27,7 @@ from ..base import trees
 from ..core import alternatives, values
 from ..core.alternatives import Alternatives, Events, Transition
 from ..core.decisions import Weights, of_possible
-from ..core.values import without_tangents
+from ..core.values import Sum, without_tangents
 
 # Fewer chains don't tell two coefficients.
 LEAST_CHAINS = 5
@@ -44,11 +44,11 @@ class Controlled(eqx.Module):
     """Alternatives, and what the two sums gained in the present step."""
 
     slots: Alternatives
-    pruned: Float[Array, "P F"]
-    moved: Float[Array, "P F"]
+    pruned: Sum
+    moved: Sum
 
     def fresh(self) -> Controlled:
-        return Controlled(self.slots, jnp.zeros_like(self.pruned), jnp.zeros_like(self.moved))
+        return Controlled(self.slots, *jax.tree.map(jnp.zeros_like, (self.pruned, self.moved)))
 
     @property
     def weight(self) -> Float[Array, "K P"]:
@@ -63,8 +63,8 @@ class ControlledAverages(eqx.Module):
     """Over each chain: of the derivative, and of the gains of the two sums."""
 
     derivative: Float[Array, "P F *C"]
-    pruned: Float[Array, "P F *C"]
-    moved: Float[Array, "P F *C"]
+    pruned: Sum
+    moved: Sum
 
 
 def advance(
@@ -83,8 +83,7 @@ def advance(
     recoupled = moved.alive & ~remaining.alive
     here = g(at.step.after.x)
     old = values.each_slot(g, moved.state.x) - here[None]
-    most = values.weighted(jnp.abs(slots.weight), slots.alive, jnp.abs(old) + jnp.abs(here))
-    gained = memory.moved + _beyond_rounding(surprise, most).astype(memory.moved.dtype)
+    gained = _plus(memory.moved, surprise)
     if not at.step.decisions:
         nobody = jnp.zeros_like(recoupled)
         events = Events(recoupled, nobody, jnp.zeros(()))
@@ -105,22 +104,16 @@ def advance(
     terms = (born_of, remaining.weight, after.weight, old, new)
     before, left = total(*terms)
     before_size, left_size = total(*map(jnp.abs, terms))
-    pruned = memory.pruned + _beyond_rounding(before - left, before_size + left_size).astype(
-        memory.pruned.dtype
-    )
+    pruned = _plus(memory.pruned, Sum(before - left, before_size + left_size))
     events = Events(recoupled, born, jnp.sum(values.norm(candidates)))
     return Controlled(after, pruned, gained), events
 
 
-def _beyond_rounding(gain: Array, terms: Array) -> Array:
-    """A gain, or zero if it is no more than the rounding of its terms, whose absolute values add up
-    to `terms`. Where nothing is pruned the gain is zero; its rounding need not have the mean zero,
-    and least squares would blow it up.
-    """
-    return jnp.where(jnp.abs(gain) > 16 * jnp.finfo(gain.dtype).eps * terms, gain, 0.0)
+def _plus(sum_: Sum, gain: Sum) -> Sum:
+    return jax.tree.map(lambda leaf, more: leaf + more.astype(leaf.dtype), sum_, gain)
 
 
-def _surprise(slots: Alternatives, moved: Alternatives, at: Transition, coupling_noise, g):
+def _surprise(slots: Alternatives, moved: Alternatives, at: Transition, coupling_noise, g) -> Sum:
     """`Σ_k W_k [(g(y') − E g(y')) − (g(x') − E g(x'))]`."""
     step, parameters = without_tangents(at.step), at.parameters.value_only()
 
@@ -129,10 +122,14 @@ def _surprise(slots: Alternatives, moved: Alternatives, at: Transition, coupling
         found = at.update.martingale_increment(
             parameters, step, before, after, at.noise, coupling_noise, g
         )
-        return jnp.zeros_like(g(step.after.x)) if found is None else found
+        nothing = jnp.zeros_like(g(step.after.x))
+        return Sum(nothing, nothing) if found is None else found
 
     each = values.each_slot(one, (slots.state, moved.state))
-    return values.weighted(slots.weight, slots.alive, each)
+    return Sum(
+        values.weighted(slots.weight, slots.alive, each.total),
+        values.weighted(jnp.abs(slots.weight), slots.alive, each.size),
+    )
 
 
 def _changes(at: Transition, candidates: Array, g: Function, here: Array) -> Array:
@@ -155,8 +152,11 @@ def controlled(means: ControlledAverages) -> Float[Array, "P F C"]:
     # A shift of D changes nothing below but rounding.
     shifted = means.derivative - jnp.mean(means.derivative, axis=-1, keepdims=True)
     about = _others(shifted) / (num_chains - 1)
+    # Where nothing was pruned, or the gains of different steps cancel, the sum is zero and its
+    # rounding is not: least squares would blow it up, and its mean need not be zero.
+    sums = [sum_.beyond_rounding() for sum_ in (means.pruned, means.moved)]
     # In units of their own, so that fourth powers do not underflow.
-    a, b = (leaf / _positive(_largest(leaf)) for leaf in (means.pruned, means.moved))
+    a, b = (leaf / _positive(_largest(leaf)) for leaf in sums)
     size_a, size_b = (_positive(jnp.sqrt(_others(leaf**2))) for leaf in (a, b))
 
     def along(leaf, size):

@@ -20,6 +20,7 @@ from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.decisions import Weights
 from ..core.estimator import Estimator, Problem
 from ..core.kernel import Kernel
+from ..core.values import Sum
 from . import births, controls
 from .controls import Controlled, ControlledAverages
 from .mixing import LEAST_PAIRS
@@ -220,7 +221,7 @@ class StochasticDerivative(Estimator):
         if self.control is None:
             return slots
         zeros = jnp.zeros((at.parameters.size, at.value.primal.size), at.value.primal.dtype)
-        return Controlled(slots, zeros, zeros)
+        return Controlled(slots, Sum(zeros, zeros), Sum(zeros, zeros))
 
     def begin(self, memory: Alternatives | Controlled):
         return memory.fresh() if isinstance(memory, Controlled) else memory
@@ -232,7 +233,7 @@ class StochasticDerivative(Estimator):
         noise: OwnNoise = at.own_noise
         if isinstance(memory, Controlled):
             g = self._control(at)
-            found, wanted = jax.eval_shape(g, at.step.after.x).size, memory.pruned.shape[1]
+            found, wanted = jax.eval_shape(g, at.step.after.x).size, memory.pruned.total.shape[1]
             if found != wanted:
                 raise ValueError(
                     "`StochasticDerivative(control=...)` must return a value of f's form, of"

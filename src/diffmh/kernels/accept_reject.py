@@ -16,7 +16,7 @@ from ..base import trees, validate
 from ..core.decisions import Acceptance, of_possible
 from ..core.kernel import OfDensity, State, Step, Update
 from ..core.parameters import Parameters
-from ..core.values import Value, without_tangents
+from ..core.values import Sum, Value, without_tangents
 from ..proposals import Proposal
 
 
@@ -161,10 +161,13 @@ class AcceptReject(OfDensity, Update):
         def one(x, x_new, acceptance):
             # E[b | x, x'] = α: the increment has mean zero given what is proposed.
             chance = acceptance.accepted - acceptance.probability
-            return of_possible(chance, function(x_new) - function(x))
+            change = function(x_new) - function(x)
+            # What rounding leaves of 1 − α is a fraction of 1.
+            return Sum(of_possible(chance, change), jnp.where(chance != 0, jnp.abs(change), 0.0))
 
         of_primal = one(step.before.x, step.proposed.x, step.decisions[-1])
-        return one(alternative.x, y_new, Acceptance.draw(noise.uniform, log_ratio)) - of_primal
+        own = one(alternative.x, y_new, Acceptance.draw(noise.uniform, log_ratio))
+        return own.minus(of_primal)
 
 
 def log_prob(proposal: Proposal, x: PyTree, x_new: PyTree) -> Float[Array, ""]:

@@ -18,6 +18,7 @@ from ..core.decisions import Bernoulli, Categorical
 from ..core.kernel import OfDensity, State, Step
 from ..core.odds import DensityOdds
 from ..core.parameters import Parameters, any_mapped
+from ..core.values import Sum
 from ..couplings import CommonRandomNumbers, Coupling, Maximal
 from ..proposals import check_label_dtype, refuse_labels
 
@@ -133,9 +134,11 @@ class Gibbs(OfDensity, BlockUpdate):
         def one(before, after):
             decision = self.decide(parameters.value_only(), before, noise)
             at = lambda value: function(self.result(before.x, noise, value))
-            return function(after.x) - decision.mean(jax.vmap(at)(jnp.arange(self.num_values)))
+            each, drawn = jax.vmap(at)(jnp.arange(self.num_values)), function(after.x)
+            size = jnp.abs(drawn) + decision.mean(jnp.abs(each))
+            return Sum(drawn - decision.mean(each), size)
 
-        return one(alternative, alternative_after) - one(step.before, step.after)
+        return one(alternative, alternative_after).minus(one(step.before, step.after))
 
     @property
     def _maximal(self) -> bool:

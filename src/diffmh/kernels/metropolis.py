@@ -17,7 +17,7 @@ from ..core.decisions import Categorical, accept_probability, of_possible
 from ..core.kernel import Kernel, State, Step
 from ..core.odds import DensityOdds
 from ..core.parameters import Parameters
-from ..core.values import Value, without_tangents
+from ..core.values import Sum, Value, without_tangents
 from ..couplings import Coupling
 from ..proposals import FiniteProposal, Proposal
 from .accept_reject import AcceptReject, ProposalNoise, log_prob
@@ -87,23 +87,26 @@ class FixedProposal(AcceptReject):
             )
         plain = parameters.value_only()
         of_primal = self._exact_increment(plain, step.before, step.after, function)
-        return self._exact_increment(plain, alternative, alternative_after, function) - of_primal
+        own = self._exact_increment(plain, alternative, alternative_after, function)
+        return own.minus(of_primal)
 
-    def _exact_increment(self, plain: Parameters, before: State, after: State, function):
+    def _exact_increment(self, plain: Parameters, before: State, after: State, function) -> Sum:
         """`g(x') − E[g(x') | x]`, with `E[g(x') − g(x) | x] = Σ_j q(j|x) α_j (g(j) − g(x))`."""
         x = before.x
         probability = jnp.exp(_log_probabilities(self.proposal, x))
+        here, there = function(x), function(after.x)
 
         def change(value):
             x_new = _with_value(self.proposal, x, value)
             _, log_ratio = self.log_ratio(plain, before, Value(x_new))
             chance = accept_probability(log_ratio.primal)
-            return of_possible(chance, function(x_new) - function(x))
+            return of_possible(chance, function(x_new) - here)
 
         changes = jax.vmap(change)(jnp.arange(probability.size))
         # An impossible value has probability 0, and whatever g is there must not count.
-        expected = jnp.sum(of_possible(probability[:, None], changes), axis=0)
-        return function(after.x) - function(x) - expected
+        expected = of_possible(probability[:, None], changes)
+        size = jnp.abs(there) + jnp.abs(here) + jnp.sum(jnp.abs(expected), axis=0)
+        return Sum(there - here - jnp.sum(expected, axis=0), size)
 
 
 class Chosen(Step):

@@ -119,6 +119,11 @@ def _grid(
             f"`curve(name=...)` must be a number's name in `at`, one of {known}, got {name!r}."
         )
     values = jnp.asarray(validate.real_array(thetas, "curve(thetas)"), at[name].dtype)
+    if values.ndim != 1:
+        raise ValueError(
+            "`curve(thetas)` with `name` must be the values of that number, of shape (n,), got"
+            f" shape {values.shape}."
+        )
     grid = {key: trees.repeat(leaf, len(values)) for key, leaf in at.items()} | {name: values}
     return grid, np.asarray(values, float), float(at[name]), name
 
