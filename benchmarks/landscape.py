@@ -18,6 +18,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from large import DOCS, blackjax_mean, both, shared, stored_covariance
+from matplotlib.ticker import LogLocator, NullLocator
 from timing import best_times
 
 import diffmh
@@ -30,6 +31,12 @@ CHAINS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 ALTERNATIVES = (1, 2, 4, 8, 16)
 PARAMETERS = (1, 4, 16, 64, 256)
 LATTICES = {4: 1024, 12: 256, 32: 32, 64: 16, 256: 2, 512: 2}
+TICKS = {
+    "chains": CHAINS[::2],
+    "alternatives K": ALTERNATIVES,
+    "parameters": PARAMETERS,
+    "sites along an edge": (4, 12, 32, 64, 256),
+}
 
 Timed = dict[tuple[str, int], float]
 
@@ -122,11 +129,22 @@ def over_sites(quick: bool) -> Timed:
 
 PANELS = {
     "chains": ("N(θ, 1): ns per step and chain", over_chains),
-    "alternatives K": ("the gradient of N(θ, 1): ns per step and chain", over_alternatives),
-    "parameters": ("d-dimensional normal, 256 chains: ns per step and chain", over_parameters),
+    "alternatives K": ("Gradient of N(θ, 1): ns per step and chain", over_alternatives),
+    "parameters": ("Normal in d dimensions, 256 chains: ns per step and chain", over_parameters),
     "sites along an edge": ("Ising model: ns per site", over_sites),
 }
-COLOURS = {"value": style.INK, "gradient": style.RED, "16 chains": style.RED}
+# Where the best place that matplotlib finds touches a line.
+KEYS = {"sites along an edge": {"loc": "upper right", "bbox_to_anchor": (1.0, 0.87)}}
+COLOURS = {
+    "value": style.INK,
+    "gradient": style.RED,
+    "16 chains": style.RED,
+    "4096 chains": style.INK,
+    "BlackJAX, value": style.BLUE,
+    "NetKet's method": style.BLUE,
+    "C for SIMD, gradient": style.GREEN,
+    "C loop, gradient": style.GREEN,
+}
 
 
 def draw(found: dict[str, Timed]) -> None:
@@ -134,17 +152,24 @@ def draw(found: dict[str, Timed]) -> None:
     for place, (name, times) in enumerate(found.items()):
         axis = figure.add_subplot(2, 2, place + 1)
         style.plain([axis])
+        axis.set(xscale="log", yscale="log")
+        measured = sorted({size for _, size in times})
         for method in dict.fromkeys(method for method, _ in times):
             sizes = [size for other, size in times if other == method]
             ys = [times[method, size] for size in sizes]
-            colour = COLOURS.get(method, style.GREY)
+            colour = COLOURS[method]
             if len(sizes) == 1:
                 # An anchor at one size: a line across, marked where it was measured.
-                axis.axhline(ys[0], color=colour, lw=0.8, ls=":")
+                axis.plot(measured, ys * len(measured), color=colour, lw=0.8, ls=":")
             axis.plot(sizes, ys, ".-", color=colour, label=method)
-        axis.set(xscale="log", yscale="log")
+        axis.set_xticks(TICKS[name], [f"{size:,}" for size in TICKS[name]])
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(lambda ns, _: f"{ns:,g}")
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.margins(y=0.12)
         style.name(axis, PANELS[name][0], name)
-        style.key(axis)
+        style.key(axis, **KEYS.get(name, {}))
     figure.savefig(FIGURE, dpi=150)
     print(FIGURE.relative_to(DOCS.parent))
 

@@ -5,8 +5,10 @@ same key, and against closed forms.
 from __future__ import annotations
 
 import functools
+import pathlib
+import tempfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,11 @@ import optax
 from arrays import Row
 from rows import KEY, close
 from tool_problems import ToolProblem, tool_problem
-from tools_table import OF_DRAWS, STATIONARY
+from tools_table import LONG, OF_DRAWS, STATIONARY
 from unbiasedness import LEAST_RUNS, Z, assert_unbiased
 
 import diffmh
+from diffmh.runs.rounds import round_key
 
 NUM_SAMPLES = 20
 # Draws of all chains together; and how far from θ₀ they are reweighted.
@@ -27,15 +30,21 @@ NUM_DRAWS, STEP = 6_000, 0.1
 MANY = 600
 
 
+def _no_product(*_: Any) -> NoReturn:
+    raise TypeError("a Hessian alone has a product")
+
+
 class Tool(NamedTuple):
     """`call(theta, key)` has arrays by name, and so have `again`, by another derivative, `report`,
-    with errors beside them, and `exact(theta, names)`, by closed forms.
+    with errors beside them and options of a run, and `exact(theta, names)`, by closed forms.
+    `product(theta, key, direction)` is a Hessian's.
     """
 
     call: Callable[[Any, Any], dict[str, Any]]
-    report: Callable[[Any, Any], dict[str, tuple[Any, Any]]]
+    report: Callable[..., dict[str, tuple[Any, Any]]]
     again: Callable[[Any, Any], dict[str, Any]]
     exact: Callable[..., dict[str, Any]]
+    product: Callable[[Any, Any, Any], Any] = _no_product
 
 
 def numbers(row: Row) -> tuple[ToolProblem, jax.Array, tuple[Any, ...]]:
@@ -49,6 +58,7 @@ def options_of(row: Row, problem: ToolProblem, mesh) -> dict[str, Any]:
     """Chains at equilibrium from the start on, or pairs that are not."""
     start = problem.start if row["estimator"] in STATIONARY else problem.draw
     chains = {"num_samples": NUM_SAMPLES, "num_chains": row["num_chains"], "mesh": mesh}
+    chains["burn_in"] = row["burn_in"]
     if row["max_steps"] == "too few":
         chains["num_samples"] = 2
     return {"init": start} | chains
@@ -97,8 +107,8 @@ def derivative(row: Row, mesh=None) -> Tool:
     e = expectation_of(row, problem, mesh)
     value = lambda theta, key: e(theta, key, *args)
 
-    def report(theta, key):
-        found = e.run(theta, key, *args)
+    def report(theta, key, **options):
+        found = e.run(theta, key, *args, **options)
         return {
             "value": (found.value, found.value_error),
             "slope": (found.gradient, found.gradient_error),
@@ -130,6 +140,7 @@ def hessian(row: Row, mesh=None) -> Tool:
         report,
         lambda *at: {"third": jax.jacfwd(call)(*at)},
         exactly(**first_and_second(problem.mean)),
+        lambda theta, key, v: h.product(theta, key, *args, direction=v),
     )
 
 
@@ -146,8 +157,8 @@ def _evidence(e, problem: ToolProblem, args, keyed: bool = True) -> Tool:
         found = e(theta, *given(key))
         return {"slope": found.gradient, "hessian": found.hessian}
 
-    def report(theta, key):
-        found = e.run(theta, *given(key))
+    def report(theta, key, **options):
+        found = e.run(theta, *given(key), **options)
         return {
             "slope": (found.gradient, found.gradient_error),
             "hessian": (found.hessian, found.hessian_error),
@@ -216,6 +227,7 @@ def hessian_of_draws(row: Row, mesh=None) -> Tool:
         report,
         lambda *at: {"third": jax.jacfwd(call)(*at)},
         exactly(hessian=first_and_second(hand)["hessian"], third=jax.jacfwd(jax.hessian(hand))),
+        lambda theta, key, v: h.product(theta, *args, direction=v),
     )
 
 
@@ -390,17 +402,53 @@ def _run(row: Row, tool: Tool, alone: Tool, theta, key) -> None:
             close(value, found, name)
 
 
-WAYS = {"run": _run, "vmap": _vmap, "call": _call, "again": _again}
+def _product(row: Row, tool: Tool, alone: Tool, theta, key) -> None:
+    direction = jnp.linspace(1, 2, theta.size)
+    whole = alone.call(theta, key)["hessian"]
+    close(tool.product(theta, key, direction), whole @ direction, "product")
+
+
+def _until(row: Row, tool: Tool, alone: Tool, theta, key) -> None:
+    """Two rounds, the second with a key of its own: the average of two calls."""
+    most = 2 * (NUM_SAMPLES + row["burn_in"])
+    report = tool.report(theta, key, until=diffmh.Until(absolute=1e-30, max_steps=most))
+    calls = [alone.call(theta, round_key(key, number)) for number in range(2)]
+    for name in calls[0]:
+        wanted = (calls[0][name] + calls[1][name]) / 2
+        close(report[name][0], wanted, f"until: {name}")
+
+
+def _checkpoint(row: Row, tool: Tool, alone: Tool, theta, key) -> None:
+    """As it is made, and as it is found again."""
+    wanted = alone.call(theta, key)
+    with tempfile.TemporaryDirectory() as directory:
+        place = diffmh.Checkpoint(pathlib.Path(directory) / "run", seconds=0)
+        for what in ("checkpoint", "checkpoint found again"):
+            report = tool.report(theta, key, checkpoint=place)
+            same({name: report[name][0] for name in wanted}, wanted, what)
+
+
+WAYS = {
+    "run": _run,
+    "vmap": _vmap,
+    "product": _product,
+    "call": _call,
+    "again": _again,
+    "until": _until,
+    "checkpoint": _checkpoint,
+}
 
 
 def check_unmet(row: Row, tool: Tool, theta, key) -> None:
     """Pairs that have not met after two steps: NaN, however it is called."""
     # With a lag of 3 none can meet; with one of 1, single pairs may.
-    if row["way"] == "run":
+    if row["way"] in ("run", *LONG):
         report = tool.report(theta, key)
         found = {name: numbers for name, (numbers, _) in report.items()}
     elif row["way"] == "vmap":
         found = jax.vmap(functools.partial(tool.call, theta))(jnp.stack([key] * 2))
+    elif row["way"] == "product":
+        found = tool.product(theta, key, jnp.ones(theta.size))
     else:
         found = (tool.again if row["way"] == "again" else jax.jit(tool.call))(theta, key)
     if row["pair_lag"] > 2 or row["num_chains"] >= 16:
@@ -417,4 +465,12 @@ def attempt_tool(row: Row, mesh=None) -> None:
             return PATHS[row["tool"]](row, mesh)
         tool, (_, theta, _) = TOOLS[row["tool"]](row, mesh), numbers(row)
         at = theta, jax.random.key(KEY)
-        {"run": tool.report, "again": tool.again}.get(row["way"], tool.call)(*at)
+        match row["way"]:
+            case "run" | "until" | "checkpoint":
+                tool.report(*at)
+            case "again":
+                tool.again(*at)
+            case "product":
+                tool.product(*at, jnp.ones(theta.size))
+            case _:
+                tool.call(*at)

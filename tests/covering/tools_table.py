@@ -16,8 +16,9 @@ FACTORS = {
     "tool": ("draws", "curve", "evidence", "hessian", "newton", "reuse"),
     "kernel": ("labels", "tempering", "annealing"),
     "estimator": ("covariance", "stationary"),
-    "way": ("run", "vmap"),
+    "way": ("run", "vmap", "product"),
     "num_chains": (600, 2, 1),
+    "burn_in": (0, 3),
     "parameters": (1, 17),
     "x64": (False, True),
     "mesh": (False,),
@@ -29,7 +30,7 @@ MORE = {
     "tool": ("derivative", "hessian of draws", "evidence of draws"),
     "kernel": ("walk", "schedule"),
     "estimator": ("stationary covariance", "control"),
-    "way": ("call", "again"),
+    "way": ("call", "again", "until", "checkpoint"),
     "num_chains": (16,),
     # In a process of its own.
     "mesh": (True,),
@@ -43,19 +44,29 @@ OF_CHAINS = ("hessian", "evidence", "derivative", "newton", "reuse")
 FIXED = (*OF_DRAWS, "evidence", "newton")
 STATIONARY = ("stationary", "stationary covariance")
 ONE_WAY = ("curve", "newton", "reuse")
+LONG = ("until", "checkpoint")
 BY_CHANGING_DENSITIES = {"kernel": ("annealing",)}
 
 RULES = (
     # What does not exist.
     Absent({"tool": FIXED}, ("estimator",)),
     Absent({"tool": ONE_WAY}, ("way",)),
-    Absent({"tool": OF_DRAWS}, ("mesh",)),
+    Absent({"tool": OF_DRAWS}, ("mesh", "burn_in")),
     Absent({"tool": FIXED}, ("pair_lag", "max_steps")),
     Absent({"estimator": ("covariance", "control")}, ("pair_lag", "max_steps")),
     # The table of the core has derivatives by the others.
     Excluded(
         lambda row: row["tool"] != "derivative" or row["estimator"] in STATIONARY,
         ("tool", "estimator"),
+    ),
+    # The Hessian times a vector; and long runs, which Hessians do not have.
+    Excluded(
+        lambda row: row["way"] != "product" or row["tool"] in ("hessian", "hessian of draws"),
+        ("tool", "way"),
+    ),
+    Excluded(
+        lambda row: row["way"] not in LONG or row["tool"] in ("evidence", "derivative"),
+        ("tool", "way"),
     ),
     # The draws of a chain whose densities change are of none of them, and nothing says so.
     Excluded(
@@ -69,6 +80,11 @@ RULES = (
         "has no second derivative|has no decisions that are known",
     ),
     Refused({"tool": ("hessian",), "num_chains": (1, 2)}, ValueError, "three different chains"),
+    Refused(
+        {"max_steps": ("too few",), "burn_in": (3,)},
+        ValueError,
+        r"max_steps=2.*at least `burn_in \+ num_samples` = 5",
+    ),
     Refused(
         {"tool": ("hessian", "evidence", "evidence of draws"), "way": ("again",)},
         diffmh.NotDifferentiable,
@@ -115,7 +131,9 @@ RULES = (
         "`num_chains` of at least 2",
     ),
     Refused({"num_chains": (1,), "mesh": (True,)}, ValueError, "num_chains=1.* `mesh`"),
-    Refused({"num_chains": (1,), "way": ("run",), "tool": OF_CHAINS}, ValueError, "num_chains"),
+    Refused(
+        {"num_chains": (1,), "way": ("run", *LONG), "tool": OF_CHAINS}, ValueError, "num_chains"
+    ),
     Refused({"num_chains": (1,), "tool": ("newton",)}, ValueError, "reuse.*`num_chains`"),
     Refused({"num_chains": (1,), "tool": ("reuse",)}, ValueError, "`compose`.*`num_chains`"),
 )
