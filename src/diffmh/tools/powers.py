@@ -80,7 +80,7 @@ def checked_prior(prior: Any, posterior: Posterior) -> tuple[str, ...] | None:
     named = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not named or not names or not set(names) <= set(sites):
         raise ValueError(
-            f"`sensitivity(prior=...)` must be names of latent sites, some of {sites}, got"
+            f"`sensitivity(prior=...)` must be names of latent sites, which are {sites}, got"
             f" {prior!r}."
         )
     return tuple(dict.fromkeys(names))
