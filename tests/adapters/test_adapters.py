@@ -221,6 +221,8 @@ def test_an_error_of_the_model_says_where():
 
 def test_more_refusals():
     posterior = diffmh.from_numpyro(conjugate, jnp.ones(3), theta={"scale": 1.0})
+    with pytest.raises(TypeError, match=r"`f` is called as `f\(theta, sites\)`, but .*`\(z\)`"):
+        posterior.expectation(lambda z: z["mean"], num_samples=10)
     with pytest.raises(ValueError, match="the sites are"):
         posterior.kernel(proposals={"other": diffmh.OtherState(2)})
     with pytest.raises(ValueError, match="needs a `key` for sampling, or existing `draws`"):

@@ -226,7 +226,7 @@ def _refuse_unknown_names(model, args, kwargs, theta: Sites, where: str) -> None
     signature = inspect.signature(model)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         for name, given in (("theta", theta), ("**kwargs", kwargs)):
-            unknown = sorted(set(given) - set(signature.parameters))
+            unknown = [each for each in given if each not in signature.parameters]
             if unknown:
                 raise TypeError(
                     f"`{where}`: `{name}` names {unknown}, which the model does not take: its"

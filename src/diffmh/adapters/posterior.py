@@ -304,6 +304,7 @@ class Posterior(eqx.Module):
         are; `options` are `diffmh.expectation`'s.
         """
         f = validate.function(f, "Posterior.expectation(f, ...)", "f", "f(theta, sites) -> values")
+        validate.takes(f, "Posterior.expectation(f, ...)", "f", "theta", "sites")
         if not isinstance(kernel, Adapted):
             options.setdefault("init", self.init)
         if isinstance(options.get("estimator"), Covariance):
