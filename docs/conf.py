@@ -150,14 +150,17 @@ def _thumbnails(app, exception):
 
 def _accessible(app, page, template, context, doctree):
     """Complete what screen readers and keyboards need: the level of the captions in the sidebar,
-    the focus of code that scrolls, and signatures of several lines, which are no list of
-    definitions.
+    the focus of what scrolls (code, tables, and outputs on a phone), the name of folded code, which
+    is its own text, and signatures of several lines, which are no list of definitions.
     """
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
     body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    body = body.replace("<table ", '<table tabindex="0" ')
+    body = body.replace('<div class="cell_output ', '<div tabindex="0" class="cell_output ')
+    body = body.replace(' aria-label="Toggle hidden content"', "")
     context["body"] = re.sub(
         r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>",
         lambda lines: re.sub(

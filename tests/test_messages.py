@@ -18,6 +18,34 @@ def mean_of(f, **options):
     )
 
 
+def test_functions_of_other_arguments():
+    """The message names the function and how it is called, before anything is traced."""
+    draws = {"x": jnp.zeros((2, 10))}
+    density = lambda theta, x: -0.5 * jnp.sum((x["x"] - theta) ** 2)
+    f = lambda theta, x: x["x"]
+
+    def mean(f, density, *data):
+        kernel = diffmh.MetropolisHastings(density, diffmh.GaussianWalk(1.0))
+        init = {"x": jnp.zeros(())}
+        made = diffmh.expectation(f, kernel, init=init, num_samples=5, num_chains=4)
+        return made(0.5, KEY, *data)
+
+    def of_draws(f, density, *data):
+        return diffmh.from_draws(f, density, draws).run(0.5, *data)
+
+    for door in (mean, of_draws):
+        with pytest.raises(TypeError, match=r"`f` is called as `f\(theta, x\)`, but .* `\(x\)`"):
+            door(lambda x: x["x"], density)
+        with pytest.raises(TypeError, match=r"`log_density` is called as .*theta, x\).* `\(x\)`"):
+            door(f, lambda x: 0.0)
+        with pytest.raises(
+            TypeError, match=r"\(theta, x, args\[0\]\).*the data at the end of your"
+        ):
+            door(f, density, jnp.ones(3))
+    with pytest.raises(TypeError, match=r"`f` is called as `f\(theta, x_earlier, x\)`"):
+        mean_of(lambda theta, x: x, lag=1)(0.5, KEY)
+
+
 def test_optimise_a_pytree():
     pair = mean_of(lambda theta, x: {"a": x, "b": x**2})
     for objective in (pair, lambda theta, key: {"a": theta, "b": theta**2}):

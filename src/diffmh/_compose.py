@@ -40,8 +40,9 @@ class Composition(Differentiable):
         return Composition(self.phi, tuple(e.by(estimator) for e in self.expectations))
 
     def applicable(self, theta, key, *args):
-        """The estimators that apply to every expectation; the first one's own leads, or, where
-        defaults differ in their number of alternatives, the default, which keeps each at its own.
+        """The estimators that apply to every expectation, beginning with the first expectation's
+        own. If all use the default, but with different numbers of alternatives, the default leads
+        the list, and each expectation keeps its own number.
         """
         first, *rest = (e.applicable(theta, key, *args) for e in self.expectations)
 

@@ -44,7 +44,7 @@ def a_discrete_site_is_an_integer() -> None:
     rows = {row.quantity: row for row in table.rows if row.hyperparameter == "share"}
     slopes = jax.jacobian(exact)(0.4)
     for i, slope in enumerate(slopes):
-        row = rows[f"[{i}]"]
+        row = rows[f"f[{i}]"]
         assert abs(row.derivative - slope) < 4 * (row.high - row.low) / 3.92, (row, slope)
 
 

@@ -100,7 +100,7 @@ def test_diabetes_regression():
         regression, jnp.asarray(features), jnp.asarray(target), theta={"prior_scale": scale}
     )
     table = diffmh.sensitivity(posterior, lambda t, z: z["beta"], draws={"beta": drawn})
-    wanted = {(f"[{i}]", "prior_scale"): exact[i] for i in range(10)}
+    wanted = {(f"f[{i}]", "prior_scale"): exact[i] for i in range(10)}
     assert np.abs(z_scores(table, wanted)).max() < 4
     assert np.abs(z_scores(table, {k: 1.1 * v for k, v in wanted.items()})).max() > 4
 
@@ -184,7 +184,7 @@ def with_enumeration(scale):
 @pytest.mark.parametrize(
     ("model", "theta", "words"),
     [
-        (conjugate, {"scales": 1.0}, "hyperparameters are arguments of the model"),
+        (conjugate, {"scales": 1.0}, r"`theta` names \['scales'\], which .* not take.*'scale'\]"),
         (conjugate, 1.0, "dictionary of hyperparameters by name"),
         (with_param, {"scale": 1.0}, "numpyro.param"),
         (with_enumeration, {"scale": 1.0}, "marked for enumeration"),
@@ -197,8 +197,32 @@ def test_refusals(model, theta, words):
         diffmh.from_numpyro(model, *args, theta=theta)
 
 
+def with_optional_data(scale, y=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, scale))
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_forgotten_data():
+    """`y=None` makes the observed site a latent one: the table would be that of the prior."""
+    with pytest.warns(UserWarning, match=r"no observed site.*\['mean', 'y'\] are all sampled"):
+        prior = diffmh.from_numpyro(with_optional_data, theta={"scale": 1.0})
+    assert repr(prior) == "Posterior(of ['mean', 'y'] without data, theta={'scale': 1.0})"
+    posterior = diffmh.from_numpyro(with_optional_data, y=jnp.ones(2), theta={"scale": 1.0})
+    assert repr(posterior) == "Posterior(of ['mean'] given ['y'], theta={'scale': 1.0})"
+    with pytest.raises(TypeError, match=r"missing a required argument: 'y'.*Pass hyperparam.*data"):
+        diffmh.from_numpyro(conjugate, theta={"scale": 1.0})
+
+
+def test_an_error_of_the_model_says_where():
+    with pytest.raises(ValueError, match="invalid scale") as caught:
+        diffmh.from_numpyro(with_optional_data, y=jnp.ones(2), theta={"scale": -1.0})
+    assert "from the model at the `theta`" in caught.value.__notes__[0]
+
+
 def test_more_refusals():
     posterior = diffmh.from_numpyro(conjugate, jnp.ones(3), theta={"scale": 1.0})
+    with pytest.raises(TypeError, match=r"`f` is called as `f\(theta, sites\)`, but .*`\(z\)`"):
+        posterior.expectation(lambda z: z["mean"], num_samples=10)
     with pytest.raises(ValueError, match="the sites are"):
         posterior.kernel(proposals={"other": diffmh.OtherState(2)})
     with pytest.raises(ValueError, match="needs a `key` for sampling, or existing `draws`"):

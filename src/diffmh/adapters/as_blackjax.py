@@ -27,8 +27,8 @@ class KernelState(NamedTuple):
 
 
 class KernelInfo(NamedTuple):
-    """The acceptance rate of one step, through every part of the kernel; NaN where it decides
-    nothing by acceptance (Gibbs).
+    """The acceptance rate of one step, over all parts of the kernel. It is NaN for a kernel that
+    does not accept or reject (Gibbs).
     """
 
     acceptance_rate: Array

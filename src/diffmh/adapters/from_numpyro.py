@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,9 @@ def from_numpyro(
     `log p(T_θ(x), data | θ) + log |det T_θ'(x)|`; discrete ones become integers. The start is drawn
     by `init_strategy`, NumPyro's `init_to_uniform` if left out.
 
+    A model without an observed site gives a warning: data with the default `y=None` were probably
+    not passed.
+
     Refused: names in `theta` that the model does not take; `numpyro.param` sites; sites marked for
     enumeration, which would have to be summed out in every evaluation.
 
@@ -219,13 +223,23 @@ def _uniform() -> Callable[..., Any]:
 
 
 def _refuse_unknown_names(model, args, kwargs, theta: Sites, where: str) -> None:
+    signature = inspect.signature(model)
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        for name, given in (("theta", theta), ("**kwargs", kwargs)):
+            unknown = [each for each in given if each not in signature.parameters]
+            if unknown:
+                raise TypeError(
+                    f"`{where}`: `{name}` names {unknown}, which the model does not take: its"
+                    f" arguments are {list(signature.parameters)}."
+                )
     try:
-        inspect.signature(model).bind(*args, **kwargs, **theta)
+        signature.bind(*args, **kwargs, **theta)
     except TypeError as error:
         raise TypeError(
-            f"`{where}`: the model cannot be called with {len(args)} positional arguments and the"
-            f" keyword arguments {sorted([*kwargs, *theta])} ({error}): hyperparameters are"
-            " arguments of the model, and data follow it: `from_numpyro(model, y, theta=...)`."
+            f"`{where}`: the model, whose arguments are {list(signature.parameters)}, cannot be"
+            f" called with {len(args)} positional arguments and {sorted([*kwargs, *theta])}"
+            f" ({error}). Pass hyperparameters in `theta`, and data after the model:"
+            " `from_numpyro(model, x, y, theta=...)`."
         ) from None
 
 
@@ -233,7 +247,11 @@ def _latent_sites(model, args, kwargs, where: str) -> dict[str, Any]:
     from numpyro import handlers
 
     seeded = handlers.seed(model, jax.random.key(0))
-    sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+    try:
+        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+    except Exception as error:
+        error.add_note(f"`{where}`: this error is from the model at the `theta` that was passed.")
+        raise
     latent = {}
     for name, site in sites.items():
         if site["type"] == "param":
@@ -251,6 +269,14 @@ def _latent_sites(model, args, kwargs, where: str) -> dict[str, Any]:
         latent[name] = site
     if not latent:
         raise ValueError(f"`{where}`: the model has no latent site.")
+    # `numpyro.factor` is an observed site, too.
+    if not any(site["type"] == "sample" and site["is_observed"] for site in sites.values()):
+        warnings.warn(
+            f"`{where}`: the model has no observed site, so that expectations are those of the"
+            f" prior, and {list(latent)} are all sampled. If data are missing, pass them after the"
+            " model or by name: `from_numpyro(model, x, y=y, theta=...)`.",
+            stacklevel=3,
+        )
     return latent
 
 

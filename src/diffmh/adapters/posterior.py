@@ -66,6 +66,20 @@ class Posterior(eqx.Module):
     ranges: dict[str, range] = eqx.field(static=True, default_factory=dict)
     log_likelihoods: Callable[[Sites, Sites], Sites] | None = None
 
+    def __repr__(self) -> str:
+        sites = list(jax.eval_shape(self.log_prior_by_site, self.theta, self._form))
+        theta = {
+            name: round(float(value), 6) if validate.concrete(value) and value.ndim == 0 else value
+            for name, value in self.theta.items()
+        }
+        return f"Posterior(of {sites}{self._observed()}, theta={theta})"
+
+    def _observed(self) -> str:
+        if self.log_likelihoods is None:
+            return ""
+        observed = list(jax.eval_shape(self.log_likelihoods, self.theta, self._form))
+        return f" given {observed}" if observed else " without data"
+
     def sample(
         self,
         key: Checked[Key[Array, ""]],
@@ -306,6 +320,7 @@ class Posterior(eqx.Module):
         are; `options` are `diffmh.expectation`'s.
         """
         f = validate.function(f, "Posterior.expectation(f, ...)", "f", "f(theta, sites) -> values")
+        validate.takes(f, "Posterior.expectation(f, ...)", "f", "theta", "sites")
         if not isinstance(kernel, Adapted):
             options.setdefault("init", self.init)
         if isinstance(options.get("estimator"), Covariance):

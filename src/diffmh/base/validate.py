@@ -4,6 +4,7 @@ and what to do.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Iterable
@@ -186,6 +187,27 @@ def function(value: Any, where: str, name: str, signature: str) -> Any:
     if not callable(value):
         raise TypeError(f"`{where}`: `{name}` must be a function `{signature}`, got {value!r}.")
     return value
+
+
+def takes(value: Any, where: str, name: str, *arguments: str) -> None:
+    """Raise an error if the function `name` has a signature that does not take these arguments."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # Some callables that are not written in Python have none.
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        data = " `args` are the data at the end of your call." if "args[0]" in arguments else ""
+        raise TypeError(
+            f"`{where}`: `{name}` is called as `{name}({', '.join(arguments)})`, but the function"
+            f" that was passed takes `{signature}`.{data}"
+        ) from error
+
+
+def data_names(args: tuple[Any, ...]) -> list[str]:
+    """Names for the data that a call passes on to the user's functions."""
+    return [f"args[{i}]" for i in range(len(args))]
 
 
 def density(value: Any, where: str) -> Any:

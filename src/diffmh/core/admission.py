@@ -24,7 +24,7 @@ from .autodiff import not_differentiable
 from .chain import Stepper
 from .dependence import refuse_lost_derivatives
 from .estimator import Problem, ValueOnly
-from .kernel import Kernel, moves_with_theta
+from .kernel import Kernel, OfDensity, moves_with_theta
 from .parameters import jacobian
 from .plan import Plan, start_of_one
 from .simulation import Simulation, flatten
@@ -134,6 +134,7 @@ def check_densities(
     """Refuses densities that cannot be differentiated along a chain; else the form of a state, and
     where they may jump.
     """
+    _check_signatures(simulation, args)
     num_parameters = sum(jnp.size(leaf) for leaf in jax.tree.leaves(theta))
     simulation.estimator.refuse(simulation.kernel, num_parameters, simulation.lag)
     x = jax.eval_shape(lambda key: start_of_one(simulation, key), compat.forms(key))
@@ -271,6 +272,15 @@ def refuse_jumps(jumps: Sequence[Jump], name: str, moves: bool) -> None:
             f" `{name}` is continuous, vouch for it: `{name} = diffmh.continuous({name})`"
             f"{', or `posterior = diffmh.continuous(posterior)`' if name == 'log_density' else ''}."
         )
+
+
+def _check_signatures(simulation, args) -> None:
+    where, data = "expectation(f, kernel, ...)", validate.data_names(args)
+    for update in simulation.kernel.updates():
+        if isinstance(update, OfDensity):
+            validate.takes(update.density, where, "log_density", "theta", "x", *data)
+    earlier = ["x_earlier"] if simulation.lag else []
+    validate.takes(simulation.f, where, "f", "theta", *earlier, "x", *data)
 
 
 def _check_scalars(simulation, theta, x, args) -> None:

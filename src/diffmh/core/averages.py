@@ -113,8 +113,8 @@ class Averages(Recorder):
         return chains, Averaged(record.sums.plus(block.sums), watch)
 
     def result(self, loop, progress) -> Outcome:
-        """The averages; NaN for a chain that starts outside the support or whose kernel's
-        parameters are out of range.
+        """The averages. They are NaN for a chain that starts outside the support, and for a chain
+        whose kernel has parameters out of range.
         """
         record: Averaged = progress.record
 

@@ -71,8 +71,8 @@ class Compiled:
         return (arrays, data), (static, objects)
 
     def evaluate(self, theta, key, args, averaged: bool) -> PyTree:
-        """f's value of each chain, chains leading, or averaged over them; JAX differentiates it
-        with respect to θ.
+        """The value of f for each chain, with chains as the first axis, or its mean over chains.
+        JAX differentiates it with respect to θ.
         """
         admission = self.admission
         arrays, static = self._partition(args)

@@ -17,8 +17,8 @@ from .stein_covariance import SteinCovariance
 
 
 class CovarianceAverages(eqx.Module):
-    """Averages over one chain, with `s = ∂ log g/∂θ` less its value `origin` at the start: of `f
-    s`, `s` and `∂f/∂θ`.
+    """Averages of `f s`, `s` and `∂f/∂θ` over one chain. Here `s` is `∂ log g/∂θ` minus its value
+    at the start, `origin`.
     """
 
     product: Float[Array, "P F *C"]

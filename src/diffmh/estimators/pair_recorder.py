@@ -129,8 +129,8 @@ class PairRecorder(Recorder):
         return chains, PairRecord(record.sums.plus(block.sums), block.own)
 
     def result(self, loop, progress) -> Outcome:
-        """The averages; NaN for a pair that has not met within `max_steps`, or that cannot start,
-        and a derivative of NaN for one with alternatives that are still under way.
+        """The averages. They are NaN for a pair that has not met within `max_steps` or that cannot
+        start. The derivative is also NaN for a pair whose alternatives are still being followed.
         """
         record: PairRecord = progress.record
         second, schedule = progress.chains.memory.second, self.estimator.schedule

@@ -1,7 +1,8 @@
 """The tape of a step: its randomness, one entry for each draw, known ahead.
 
 `Recording` finds out, while a function is traced, which draws it makes; `Playing` runs the function
-on a tape. Both are the `Draw` that the function is given. Why that is right is in `function`.
+on a tape. Both are the `Draw` that the function is given. The module `function` explains why that
+is right.
 """
 
 from __future__ import annotations

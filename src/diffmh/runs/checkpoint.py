@@ -219,7 +219,7 @@ class Store:
         if failure is not None:
             raise failure
         if not opened:
-            raise RuntimeError(f"{self.name}: the first host could not open it; see its error.")
+            raise RuntimeError(f"{self.name}: the first host could not open it: see its error.")
         newest = max(self.numbers(), default=0) if self.directory.is_dir() else -1
         if len(set(self.hosts.each(newest))) > 1:
             self._release()
@@ -279,7 +279,7 @@ class Store:
 
     def _cannot_write(self, error: OSError) -> NoReturn:
         raise OSError(
-            f"{self.name}: the directory cannot be written to: {error}. Use one that can be, or"
+            f"{self.name}: the directory cannot be written to: {error}. Use another one, or"
             " change its permissions."
         ) from error
 

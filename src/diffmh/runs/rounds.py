@@ -106,7 +106,7 @@ class Course:
 
 def round_key(key: Key[Array, ""], number: int) -> Key[Array, ""]:
     """The key of a round. The first round uses the run's own key, so that it equals a run without
-    rounds. No chain has the number 2³² − 1.
+    rounds. The others fold in 2³² − 1 first, which is the number of no chain.
     """
     if number == 0:
         return key

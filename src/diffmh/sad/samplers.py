@@ -166,7 +166,8 @@ def multinomial(
     n = _integer(n, "multinomial", "n", COUNT)
     if n.ndim >= p.ndim:
         raise ValueError(
-            f"`sad.multinomial(n=...)` of shape {n.shape} does not fit {p.shape[:-1]}."
+            "`sad.multinomial(n=...)` must broadcast to the shape of `probs` without its last"
+            f" axis, {p.shape[:-1]}, got shape {n.shape}."
         )
     # Given the counts before it, N_i is binomial with the trials that are left and probability
     # p_i / Σ_{j ≥ i} p_j. Summed from the end, so that small probabilities there keep their digits.

@@ -56,8 +56,8 @@ class _AnyOf(eqx.Module):
 
 
 def try_derivative(setting: Setting, updates: list[Update], key: Array) -> Trial:
-    """The estimated derivative of the features' means over a short run, chain by chain, against
-    differences of fourth order with the same random numbers, along a few directions of θ.
+    """Compare derivatives of the features' means with finite differences of fourth order that use
+    the same random numbers: for each chain of a short run, along a few directions of θ.
     """
     given = (_short_run(setting), setting.theta, key, setting.args)
     flat, _ = ravel_pytree(setting.theta)

@@ -102,6 +102,9 @@ def examine(
     """Refuses functions that cannot be differentiated over draws."""
     theta = compat.forms(theta)
     x = one_draw(draws)
+    given = ("theta", "x", *validate.data_names(args))
+    validate.takes(f, "from_draws(f, log_density, draws)", "f", *given)
+    validate.takes(log_density, "from_draws(f, log_density, draws)", "log_density", *given)
 
     def value(theta, x):
         return validate.numbers(f(theta, x, *args), "`f`")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from ..adapters import Posterior
+from ..base import validate
 
 # The names under which the powers of prior and likelihood stand beside the hyperparameters.
 PRIOR, LIKELIHOOD = "power of the prior", "power of the likelihood"
@@ -80,7 +80,7 @@ def checked_prior(prior: Any, posterior: Posterior) -> tuple[str, ...] | None:
     named = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not named or not names or not set(names) <= set(sites):
         raise ValueError(
-            f"`sensitivity(prior=...)` must be names of latent sites, some of {sites}, got"
+            f"`sensitivity(prior=...)` must be names of latent sites, which are {sites}, got"
             f" {prior!r}."
         )
     return tuple(dict.fromkeys(names))
@@ -105,14 +105,7 @@ def refuse_unfit(f: Callable[..., Any], posterior: Posterior, where: str, predic
     form = jax.eval_shape(posterior.init, key)
     sites = jax.eval_shape(posterior.constrain, posterior.theta, form)
     given = (posterior.theta, sites, *([key] if predicts else []))
-    with contextlib.suppress(ValueError):  # without a signature
-        signature = inspect.signature(f)
-        try:
-            signature.bind(*given)
-        except TypeError as error:
-            raise TypeError(
-                f"`{where}`: `f` must be a function `f(theta, sites)`, got one of `{signature}`."
-            ) from error
+    validate.takes(f, where, "f", "theta", "sites", *(["key"] if predicts else []))
     try:
         jax.eval_shape(f, *given)
     except KeyError as error:

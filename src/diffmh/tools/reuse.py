@@ -37,7 +37,7 @@ class Reused(Differentiable):
         return 0
 
     def run_chains(self, theta, key=None, *args, course=None):
-        raise TypeError("Draws that are reused within `optimise` make no report.")
+        raise TypeError("`optimise(reuse=...)`: reused draws have no report.")
 
     def per_chain(self, theta, key=None, *args):
         given = self.reweighted(args)

@@ -114,6 +114,8 @@ def sensitivity(
     level = validate.number(level, "sensitivity(level=...)", above=0, below=1)
     quantities, predicts = checked_quantities(quantities), draws_predictions(f)
     if key is not None and not isinstance(key, jax.Array) and draws is None:
+        if isinstance(key, int):
+            validate.typed_key(key)
         raise TypeError(
             f"`{where}`: `key` must be a typed key, `jax.random.key(seed)`, got an object of type"
             f" {type(key).__name__}: existing draws are passed by name, `draws=...`."
