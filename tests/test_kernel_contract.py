@@ -87,7 +87,7 @@ def shifted(lag, slots=2):
     return derivatives(expectation, THETA, jax.random.key(5))
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("lag", [0, 1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_steps_without_decisions_and_functions_of_earlier_states(lag):
     assert_unbiased(shifted(lag), shifted_oracle(lag))
 
@@ -165,7 +165,7 @@ def stretched_moments(theta, num_steps=2):
     return total / num_steps
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_states_with_tangents(slots):
     theta, step = np.array([0.3, 0.5]), 1e-4
     exact = np.stack(

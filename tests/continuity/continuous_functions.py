@@ -15,7 +15,6 @@ VECTOR = np.array([0.3, -0.2, 0.1, 0.4], np.float32)
 DATA = np.array([-1.5, 0.2, 0.7, 1.9], np.float32)
 ANSWERS = np.array([1, 0, 1, 1], np.int32)
 KNOTS, HEIGHTS = np.array([-2.0, 0.0, 1.0, 3.0]), np.array([1.0, 0.0, 2.0, -1.0])
-HUGE = np.float32(1e9)
 
 
 def of_difference(function, x=0.3):

@@ -21,7 +21,7 @@ from staged import swap_matrix
 
 import diffmh
 
-OUTPUTS, LAG = 2, 2
+OUTPUTS = 2
 Tables = dict[str, np.ndarray]
 
 

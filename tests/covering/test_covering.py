@@ -15,7 +15,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from arrays import Refused, Row
+from arrays import Refused, Row, in_part
 from jax.sharding import Mesh
 from options import FACTORS, array
 from rows import attempt, check
@@ -23,14 +23,6 @@ from rows import attempt, check
 HERE = pathlib.Path(__file__).parent
 # Programs of so many rows are kept at a time.
 KEPT_ROWS = 20
-
-
-def in_part(rows: list, part: str | None) -> list:
-    """Those of part i of n, for `i/n`."""
-    if part is None:
-        return rows
-    index, count = map(int, part.split("/"))
-    return rows[index - 1 :: count]
 
 
 def name(row: Row) -> str:

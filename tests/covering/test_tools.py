@@ -14,7 +14,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from arrays import Refused, Row
+from arrays import Refused, Row, in_part
 from jax.sharding import Mesh
 from tool_rows import attempt_tool, check_tool
 from tools_table import FACTORS, array
@@ -27,15 +27,16 @@ def name(row: Row) -> str:
 
 
 def pytest_generate_tests(metafunc):
-    found = array(metafunc.config.getoption("--thorough"))
+    config = metafunc.config
+    found, part = array(config.getoption("--thorough")), config.getoption("--part")
     if "row" in metafunc.fixturenames:
-        rows = [row for row in found.rows if not row["mesh"]]
+        rows = in_part([row for row in found.rows if not row["mesh"]], part)
         metafunc.parametrize("row", rows, ids=name)
     if "rows_on_a_mesh" in metafunc.fixturenames:
-        rows = [row for row in array(True).rows if row["mesh"]]
+        rows = in_part([row for row in found.rows if row["mesh"]], part)
         metafunc.parametrize("rows_on_a_mesh", [rows], ids=[f"{len(rows)} rows"])
     if "refusal" in metafunc.fixturenames:
-        refusals = {name(row): (row, rule) for row, rule in found.refusals}
+        refusals = dict(in_part([(name(one[0]), one) for one in found.refusals], part))
         metafunc.parametrize("refusal", refusals.values(), ids=refusals)
 
 

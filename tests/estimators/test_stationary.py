@@ -57,7 +57,7 @@ def test_the_numbers_are_the_equilibriums():
     np.testing.assert_allclose(value, PROBABILITY, atol=1e-6)
 
 
-@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.thorough), 5])
+@pytest.mark.parametrize("lag", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 5))])
 def test_mixture_from_its_start(lag):
     found = mixture_parts(lag)
     assert_unbiased(found.value, PROBABILITY, "value")

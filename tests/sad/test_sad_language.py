@@ -196,7 +196,7 @@ def nested_mean(theta):
     return total
 
 
-@pytest.mark.parametrize("alternatives", [1, 2])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_nested_loops(alternatives):
     agree(nested, nested_mean, 0.6, alternatives=alternatives)
 

@@ -29,7 +29,7 @@ def mean_of_nested(theta, depth):
     return theta * (below + 1) + (1 - theta) * below * 0.5 if depth else theta
 
 
-@pytest.mark.parametrize("num_alternatives", [1, 3])
+@pytest.mark.parametrize("num_alternatives", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_nested_conditionals(num_alternatives):
     """15 draws, compiled apart, whose keys are made ahead of the conditionals."""
     program = lambda theta, key: nested(theta, key, 4) ** 2
@@ -37,7 +37,7 @@ def test_nested_conditionals(num_alternatives):
     keys = jax.random.split(jax.random.key(0), 4000)
     both = jax.jit(jax.vmap(jax.value_and_grad(of_square), (None, 0)), compiler_options=QUICK)
     values, slopes = both(0.3, keys)
-    plain = jax.vmap(lambda key: program(0.3, key))(keys)
+    plain = jax.jit(jax.vmap(lambda key: program(0.3, key)), compiler_options=QUICK)(keys)
     np.testing.assert_allclose(values, plain, rtol=1e-6)
     assert_unbiased(slopes, jax.grad(second_moment_of_nested)(0.3, 4), "nested conditionals")
 
@@ -66,7 +66,7 @@ def generators(text: str) -> int:
     return len(re.findall(r"call @\w*threefry2x32", text))
 
 
-@pytest.mark.parametrize("program, few, many", [(unrolled, 10, 40), (nested, 3, 5)])
+@pytest.mark.parametrize("program, few, many", [(unrolled, 10, 24), (nested, 3, 5)])
 def test_the_generator_is_not_copied_for_every_draw(program, few, many):
     """At most once more for each level of a conditional."""
     few, many = (generators(lowered(program, size)) for size in (few, many))

@@ -95,7 +95,7 @@ def test_random_walk_whose_steps_depend_on_its_position():
 
 
 @pytest.mark.parametrize("counted_as", ["float", "int"])
-@pytest.mark.parametrize("alternatives", [1, 3])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_queue_until_it_empties(counted_as, alternatives):
     """Alternative and primal empty at different times; totals are banked as floats, and carried
     along as integers.
@@ -282,7 +282,7 @@ def test_nested_binomials():
     assert_unbiased(derivatives(program, 0.6, 20_000)[:, :, 0], jax.jit(jax.jacfwd(mean))(0.6))
 
 
-@pytest.mark.parametrize("alternatives", [1, 3])
+@pytest.mark.parametrize("alternatives", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_counts_that_remember(alternatives):
     """An integer GARCH: the mean of the counts follows a linear recursion."""
 

@@ -76,6 +76,14 @@ class Array(NamedTuple):
     refusals: list[tuple[Row, Refused]]
 
 
+def in_part(rows: list, part: str | None) -> list:
+    """Those of part i of n, for `i/n`."""
+    if part is None:
+        return rows
+    index, count = map(int, part.split("/"))
+    return rows[index - 1 :: count]
+
+
 def forbidden(rules: Sequence[Rule], row: Row) -> bool:
     return any(rule.forbids(row) for rule in rules)
 
