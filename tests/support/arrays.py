@@ -197,9 +197,9 @@ class _Missing:
         here, own = [self._number[one] for one in row.items()], self._number[name, level]
         found = 0
         if 2 in self._tables:
-            found += np.count_nonzero(self._tables[2][own][here])
+            found += int(np.count_nonzero(self._tables[2][own][here]))
         if 3 in self._tables:
-            found += np.count_nonzero(self._tables[3][own][here][:, here]) // 2
+            found += int(np.count_nonzero(self._tables[3][own][here][:, here])) // 2
         return found
 
     def covered(self, rows: Iterable[Row]) -> set[tuple[int, ...]]:
