@@ -118,9 +118,9 @@ def test_a_discrete_site_is_an_integer():
     fraction = posterior.expectation(
         lambda theta, sites: sites["label"] == jnp.arange(3),
         posterior.kernel(2.0),
-        num_samples=2_000,
+        num_samples=1_000,
         burn_in=50,
-        num_chains=256,
+        num_chains=64,
     )
 
     def exact(logit):
