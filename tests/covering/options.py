@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import functools
 
-from arrays import Absent, Array, Excluded, Refused, Row, Table, covering_array, forbidden
+from arrays import (
+    Absent,
+    Array,
+    Excluded,
+    Refused,
+    Row,
+    Table,
+    covering_array,
+    forbidden,
+    without_repeats,
+)
 
 import diffmh
 
@@ -22,7 +32,7 @@ FACTORS = {
         "alternatives", "births", "score", "covariance", "stationary", "stationary covariance",
     ),
     "num_chains": (2048, 600, 16, 2, 1),
-    "way": ("jacfwd", "per_chain", "vjp", "call", "run", "until", "checkpoint", "compare"),
+    "way": ("per_chain", "jacfwd", "vjp", "call", "run", "until", "checkpoint", "compare"),
     "proposal": ("fixed", "of theta"),
     "coupling": ("default", "common", "independent", "maximal", "special", "unsuitable"),
     "weights": ("two-sided", "one-sided"),
@@ -52,8 +62,8 @@ DISCRETE = (
 STATIONARY = ("stationary", "stationary covariance")
 APART = ("common", "independent")
 SHORT = ("block", "gibbs", "walk")
-# These ways need no programs beside the reference's; the others have theirs.
-LIGHT = ("jacfwd", "per_chain", "vjp")
+# The reference's own program; and ways whose programs are short.
+FREE, LIGHT = ("per_chain",), ("per_chain", "jacfwd", "vjp")
 
 
 def _alternatives(row: Row) -> int:
@@ -265,17 +275,37 @@ RULES = (
 
 
 def together(row: Row) -> list[Row]:
-    """The rows that share a row's programs: the light ways, or all of them; and where tables are
-    data, problems with impossible values and without.
+    """The rows that share a row's programs: its own way, the light ways or all of them; and where
+    tables are data, problems with impossible values and without.
     """
-    ways = LIGHT if row["way"] in LIGHT else FACTORS["way"]
-    if row["estimator"] == "births" and row["way"] in ("jacfwd", "per_chain"):
-        ways = ("jacfwd", "per_chain")  # births are followed backward by a program of its own
+    ways = _ways(row)
     zeros = ("none", "some") if row["args"] == "tables" else (row["zeros"],)
     rows = [row | {"way": way, "zeros": zero} for way in ways for zero in zeros]
     # Each comparison compiles anew.
     once = [one for one in rows if one["way"] != "compare" or one["zeros"] == row["zeros"]]
     return [one for one in once if not forbidden(RULES, one)]
+
+
+def _ways(row: Row) -> tuple[str, ...]:
+    if row["way"] in FREE:
+        return FREE
+    if row["estimator"] == "births" and row["way"] == "jacfwd":
+        return ("per_chain", "jacfwd")  # births are followed backward by a program of its own
+    return LIGHT if row["way"] in LIGHT else FACTORS["way"]
+
+
+# What decides how much a row takes.
+DEAR = ("way", "mesh", "alternatives", "x64")
+
+
+def _cost(row: Row) -> float:
+    """In programs that are compiled, of the length of one without alternatives; on a mesh, all are
+    compiled without it too.
+    """
+    ways = 1.0 if row["way"] in FREE else 2.0 if row["way"] in LIGHT else 4.0
+    size = {"births": 2.0, "stationary": 1.6}.get(row["estimator"], 1.0)
+    size *= {9: 1.5, 4: 1.2, "default": 1.2, 2: 1.1}.get(row["alternatives"], 1.0)
+    return ways * size * (2.5 if row["mesh"] else 1.0) * (1.1 if row["x64"] else 1.0)
 
 
 TABLE = Table(
@@ -285,9 +315,12 @@ TABLE = Table(
     # Programs of their own on several devices; long runs.
     rare=frozenset({("mesh", True), ("num_samples", 3000)}),
     together=together,
+    cost=_cost,
+    cheaper=lambda row: (row | {name: level} for name in DEAR for level in FACTORS[name]),
 )
 
 
 @functools.cache
 def array(thorough: bool) -> Array:
-    return covering_array(TABLE, 3 if thorough else 2)
+    strength = 3 if thorough else 2
+    return without_repeats(TABLE, covering_array(TABLE, strength), strength)

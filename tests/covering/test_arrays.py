@@ -15,6 +15,7 @@ from arrays import (
     groups_of,
     required,
     tuples_of,
+    without_repeats,
 )
 from options import TABLE, array
 
@@ -28,6 +29,8 @@ SMALL = Table(
     triples=(("a", "b", "c"),),
     rare=frozenset({("d", 1)}),
     together=lambda row: [row],
+    cost=lambda row: 1.0 + row["d"],
+    cheaper=lambda row: (row | {"d": d} for d in (0, 1, 2)),
 )
 
 
@@ -54,7 +57,8 @@ def test_small_table(strength):
     """Against enumeration: all that some row may have is in the array, and what is refused in a
     row for it.
     """
-    found, groups = covering_array(SMALL, strength), groups_of(SMALL, strength)
+    every, groups = covering_array(SMALL, strength), groups_of(SMALL, strength)
+    found = without_repeats(SMALL, every, strength)
     possible = rows_of(SMALL)
     assert all(row in possible for row in found.rows)
     wanted = {
@@ -65,6 +69,7 @@ def test_small_table(strength):
     }
     covered = {levels for row in found.rows for levels in tuples_of(row, groups)}
     assert wanted <= covered
+    assert sum(map(SMALL.cost, found.rows)) <= sum(map(SMALL.cost, every.rows))
     assert found.refusals and all(row["a"] == 3 and row["b"] == "y" for row, _ in found.refusals)
     assert len(found.rows) < len(possible) or strength == 3
 

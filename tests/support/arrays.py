@@ -7,6 +7,7 @@ levels that no row may have because of a `Refused` rule becomes a row that tests
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -56,8 +57,9 @@ Rule = Refused | Absent | Excluded
 
 class Table(NamedTuple):
     """Factors with their levels, the cheapest first; rules; the factors whose triples are covered
-    beside all pairs; levels that a row has only if it must; and the rows that one row stands
-    for, since they share its programs.
+    beside all pairs; levels that a row has only if it must; the rows that one row stands for,
+    since they share its programs; what it takes to run it, and rows much like it that may take
+    less.
     """
 
     factors: Factors
@@ -65,6 +67,8 @@ class Table(NamedTuple):
     triples: Sequence[tuple[str, ...]] = ()
     rare: frozenset[tuple[str, Level]] = frozenset()
     together: Callable[[Row], Iterable[Row]] = lambda row: [row]
+    cost: Callable[[Row], float] = lambda row: 1.0
+    cheaper: Callable[[Row], Iterable[Row]] = lambda row: ()
 
 
 # Rows that are tried for each that is taken.
@@ -241,6 +245,36 @@ def covering_array(table: Table, strength: int = 2) -> Array:
         rows.append(found[best])
         missing.remove(covered[best])
     return Array(rows, refusals)
+
+
+def without_repeats(table: Table, array: Array, strength: int = 2) -> Array:
+    """Of each row, the dearest first, the cheapest form that covers what no other row does."""
+    groups = groups_of(table, strength)
+    wanted = set(required(table.factors, groups))
+
+    def covered(row):
+        every = (levels for one in table.together(row) for levels in tuples_of(one, groups))
+        return wanted.intersection(every)
+
+    def cheapest(row, alone):
+        """Of the forms that cost less, if there are any."""
+        others = [one for one in table.cheaper(row) if table.cost(one) < table.cost(row)]
+        allowed = [one for one in others if not forbidden(table.rules, one)]
+        return min((one for one in allowed if alone <= covered(one)), key=table.cost, default=None)
+
+    rows = sorted(array.rows, key=table.cost, reverse=True)
+    times = collections.Counter(levels for row in rows for levels in covered(row))
+    kept = []
+    for row in rows:
+        times.subtract(covered(row))
+        alone = {levels for levels in covered(row) if not times[levels]}
+        if not alone:
+            continue
+        while form := cheapest(row, alone):
+            row = form
+        kept.append(row)
+        times.update(covered(row))
+    return array._replace(rows=kept)
 
 
 def _feasible(
