@@ -410,7 +410,7 @@ def _product(row: Row, tool: Tool, alone: Tool, theta, key) -> None:
 
 def _until(row: Row, tool: Tool, alone: Tool, theta, key) -> None:
     """Two rounds, the second with a key of its own: the average of two calls."""
-    most = 2 * (NUM_SAMPLES + row["burn_in"])
+    most = 2 * row["num_chains"] * (NUM_SAMPLES + row["burn_in"])
     report = tool.report(theta, key, until=diffmh.Until(absolute=1e-30, max_steps=most))
     calls = [alone.call(theta, round_key(key, number)) for number in range(2)]
     for name in calls[0]:

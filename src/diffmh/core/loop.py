@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from ..fast.chains import over_chains
+from ..fast.short_loops import over_rows, row_of
 from .chain import Chain, StepNoise, Stepper
 from .estimator import Estimator
 from .plan import Plan
@@ -87,8 +88,8 @@ class Loop(eqx.Module):
         # its block and row alone, not on the length of the run.
         end = jnp.minimum(self._begin(index + 1), self.plan.most_steps)
 
-        def step_of(stepper: Stepper, own_noise: Callable | None = None):
-            def step(row, carry):
+        def step_of(stepper: Stepper):
+            def step(row, now, carry):
                 chains, block = carry
                 time = begin + row
 
@@ -96,9 +97,6 @@ class Loop(eqx.Module):
                     chain, own = stepper.step(parameters, chain, noise, own, recorder.after_update)
                     return recorder.after_step(stepper, parameters, chain, own, time)
 
-                now = jax.tree.map(lambda leaf: leaf[row], noise)
-                if own_noise is not None:
-                    now = with_own(now, own_noise(row))
                 chains, own, seen = over_chains(one)(chains, block.own, now)
                 return chains, recorder.add(block, own, seen, time, row)
 
@@ -107,15 +105,18 @@ class Loop(eqx.Module):
         # The record of the run stays out of the loop over steps: only the block's is carried.
         carry = (progress.chains, recorder.open_block(self, progress))
         if in_parts:
-            chains, block = self._in_parts(index, end - begin, step_of, carry)
+            chains, block = self._in_parts(index, end - begin, step_of, noise, carry)
         elif recorder.stops:
-            chains, block = self._in_stages(0, end - begin, step_of, carry)
+            noise_at = lambda row: row_of(noise, row)
+            chains, block = self._in_stages(0, end - begin, step_of, noise_at, carry)
         else:
-            chains, block = jax.lax.fori_loop(0, end - begin, step_of(self.stepper), carry)
+            # A value's step is short.
+            many = self.plan.estimator.differentiates_f
+            chains, block = over_rows(step_of(self.stepper), noise, end - begin, carry, many)
         chains, record = recorder.close_block(self, progress, chains, block, index)
         return Progress(chains, progress.startable, record)
 
-    def _in_parts(self, index, num_steps, step_of: Callable, carry: PyTree):
+    def _in_parts(self, index, num_steps, step_of: Callable, noise: PyTree, carry: PyTree):
         """At most this number of steps, in parts of `PART_STEPS`: for each the estimator's noise is
         drawn if the chains still need it.
         """
@@ -138,22 +139,28 @@ class Loop(eqx.Module):
 
             own = jax.lax.cond(self.recorder.needs_own_noise(carry[0]), draw, nothing)
 
-            def at_row(row):
-                return jax.tree.map(lambda leaf: leaf[row - first], own)
-
+            noise_at = lambda row: with_own(row_of(noise, row), row_of(own, row - first))
             last = jnp.minimum(first + PART_STEPS, num_steps)
-            return self._in_stages(first, last, lambda stepper: step_of(stepper, at_row), carry)
+            return self._in_stages(first, last, step_of, noise_at, carry)
 
         return jax.lax.fori_loop(0, -(-num_steps // PART_STEPS), part, carry)
 
-    def _in_stages(self, first, last, step_of: Callable[[Stepper], Callable], carry: PyTree):
+    def _in_stages(
+        self,
+        first,
+        last,
+        step_of: Callable[[Stepper], Callable],
+        noise_at: Callable,
+        carry: PyTree,
+    ):
         """The rows from `first` to before `last`, unless the chains have finished, each with the
         estimator's form for the stage that they are in.
         """
         row = jnp.asarray(first, int)
         for stage in self.recorder.stages(self.plan.estimator):
             step = step_of(Stepper(self.plan.by(stage), self.theta, self.args))
-            row, carry = self._until(stage, row, last, step, carry, lambda carry: carry[0])
+            one = lambda row, carry, step=step: step(row, noise_at(row), carry)
+            row, carry = self._until(stage, row, last, one, carry, lambda carry: carry[0])
         return carry
 
     def _until(

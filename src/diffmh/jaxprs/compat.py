@@ -7,6 +7,7 @@ answer questions about a function by tracing it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -134,6 +135,18 @@ def constants_and_callbacks(closed: Any) -> tuple[list[Any], list[str]]:
             if "callback" in equation.primitive.name and equation.outvars:
                 callbacks.append(equation.primitive.name)
     return constants, callbacks
+
+
+def largest_array(function: Callable[..., Any], *arguments: Any) -> int:
+    """The bytes of the largest array that a function takes, closes over or computes."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    arrays = list(closed.consts)
+    for inner in _with_inner(closed, set()):
+        jaxpr = getattr(inner, "jaxpr", inner)
+        atoms = [*jaxpr.invars, *jaxpr.constvars]
+        atoms += [atom for equation in jaxpr.eqns for atom in equation.outvars]
+        arrays += [atom.aval for atom in atoms]
+    return max((math.prod(a.shape) * a.dtype.itemsize for a in arrays), default=0)
 
 
 def _with_inner(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
