@@ -56,3 +56,15 @@ class Standard(eqx.Module):
 def test_reflection_of_other_proposals(proposal, advice, wrap):
     call = lambda: diffmh.MetropolisHastings(log_normal, wrap(proposal), diffmh.MaximalReflection())
     refused(call, ValueError, f"`MaximalReflection()` … `{type(proposal).__name__}` … `{advice}()`")
+
+
+@pytest.mark.parametrize("estimator", [None, diffmh.Score()], ids=["alternatives", "score"])
+def test_a_proposal_of_theta_whose_coupling_does_not_fit(estimator):
+    """Also where no alternative ever takes a coupled step."""
+    walk = lambda theta: diffmh.GaussianWalk(jnp.exp(theta))
+    kernel = diffmh.MetropolisHastings(NORMAL.density, walk, diffmh.SameSite())
+    refused(
+        lambda: expect(kernel, estimator=estimator)(0.5, KEY),
+        ValueError,
+        "`SameSite()` couples `OneLabel`, not `GaussianWalk`",
+    )

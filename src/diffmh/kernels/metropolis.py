@@ -154,6 +154,8 @@ class ProposalOfTheta(AcceptReject):
 
     def step(self, parameters, state, noise):
         here, key = self.proposal(parameters.theta, *parameters.args), noise.proposal
+        # Refused here too: estimators without alternatives never couple.
+        couplings.suitable(self.coupling, here)
         if isinstance(here.part_proposal, FiniteProposal):
             return self._choose(parameters, state, noise, here)
         _check_floats(here, state.x)
