@@ -301,7 +301,9 @@ def _feasible(
         if isinstance(rule, Refused)
     ]
     for seed in untested.seeds():
-        refusal = _refused_row(dict(seed), without, untested.gain) if seed in untested else None
+        refusal = None
+        if seed in untested:
+            refusal = _refused_row(table.factors, dict(seed), without, untested.gain)
         if refusal is not None:
             refusals.append(refusal)
             untested.remove(untested.covered([refusal[0]]))
@@ -317,10 +319,15 @@ def tuples_of(row: Row, groups: Iterable[tuple[str, ...]]) -> Iterator[Pairs]:
         yield _levels(row, group)
 
 
-def _refused_row(seed: Row, without, gain) -> tuple[Row, Refused] | None:
+def _refused_row(factors: Factors, seed: Row, without, gain) -> tuple[Row, Refused] | None:
     """A row with these levels that one refusal alone forbids, if a refusal is the reason."""
     for rule, completions in without:
-        free = {name: levels for name, levels in rule.when.items() if name not in seed}
+        # A rule may know levels that this table does not have.
+        free = {
+            name: [level for level in levels if level in factors[name]]
+            for name, levels in rule.when.items()
+            if name not in seed
+        }
         if not all(seed[name] in levels for name, levels in rule.when.items() if name in seed):
             continue
         for levels in itertools.product(*free.values()):
