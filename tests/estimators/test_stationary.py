@@ -18,6 +18,7 @@ from unbiasedness import assert_unbiased, is_caught
 import diffmh
 from diffmh.core.pair import PairSchedule
 from diffmh.estimators import mixing, paired
+from diffmh.estimators.pair_recorder import PairRecorder
 from diffmh.extend import Bernoulli, BlockUpdate
 from diffmh.models import gaussian, ising, mixture
 
@@ -100,6 +101,35 @@ def test_two_states():
     assert_unbiased(found.value, np.array([0.625]))
     for what in ("decisions", "covariance", "mixed"):
         assert_unbiased(getattr(found, what), np.array([[0.1171875]]), what)
+
+
+def slopes_of_two_pairs(num_samples, runs=4096):
+    expectation = diffmh.expectation(
+        lambda theta, x: 1.0 * x,
+        TwoStates(),
+        init=0,
+        num_samples=num_samples,
+        burn_in=3,
+        num_chains=2,
+        estimator=diffmh.Stationary(),
+    )
+    keys = jax.random.split(KEY, runs)
+    slopes = jax.jit(jax.vmap(jax.grad(expectation), (None, 0)))(0.0, keys)
+    return np.asarray(slopes, float)[:, None]
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_births_of_the_last_sample(num_samples):
+    """They come after it. With few pairs, all slots are often empty before that step."""
+    assert_unbiased(slopes_of_two_pairs(num_samples), np.array([0.1171875]))
+
+
+def test_births_of_the_last_sample_dropped(monkeypatch):
+    def wrong(self, now):
+        return now >= self.estimator.schedule.last
+
+    monkeypatch.setattr(PairRecorder, "_no_births_left", wrong)
+    assert is_caught(slopes_of_two_pairs(2), np.array([0.1171875]))
 
 
 def of_normal(kernel, estimator, num_samples=20, burn_in=5, num_chains=8192, init=4.0):

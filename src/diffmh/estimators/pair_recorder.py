@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from ..base import trees
 from ..base.sums import CompensatedSum
@@ -69,9 +69,9 @@ class PairRecorder(Recorder):
             if not stage.burning_in:
                 return merged
             return burnt_in | (merged if not stage.merged else ~merged)
-        # All chains take their steps together. The slots are looked at only when the samples are
+        # All chains take their steps together. The slots are looked at only when the births are
         # over.
-        over = memory.second.time[0] + 1 >= schedule.last
+        over = self._no_births_left(memory.second.time[0] + 1)
         look = lambda chains: jnp.all(self._finished(chains))
         return jax.lax.cond(over, look, lambda chains: jnp.zeros((), bool), chains)
 
@@ -84,7 +84,14 @@ class PairRecorder(Recorder):
     def _finished(self, chains: Chain) -> Bool[Array, "C"]:
         memory, schedule = chains.memory, self.estimator.schedule
         met, _ = memory.second.now(schedule)
-        return met & (memory.second.time + 1 >= schedule.last) & memory.idle
+        return met & self._no_births_left(memory.second.time + 1) & memory.idle
+
+    def _no_births_left(self, now: Int[Array, "*C"]) -> Bool[Array, "*C"]:
+        """True if the samples are over, and so is the step from the last of them, whose births
+        belong to D: it must be taken even if all slots are empty before it.
+        """
+        schedule = self.estimator.schedule
+        return now > schedule.last if self.estimator.alternatives else now >= schedule.last
 
     def start(self, loop, parameters, chains) -> PairRecord:
         counts = self._counts(loop, parameters, chains) if self.diagnose else None
