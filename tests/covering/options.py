@@ -60,6 +60,9 @@ DISCRETE = (
     "tempering",
 )  # fmt: skip
 STATIONARY = ("stationary", "stationary covariance")
+# Nothing is known of the decisions of their coupled step.
+UNKNOWN = ("function", "schedule", "tempering")
+ALONE = {"estimator": ("stationary",), "kernel": UNKNOWN, "alternatives": ("default",)}
 APART = ("common", "independent")
 SHORT = ("block", "gibbs", "walk")
 # The reference's own program; and ways whose programs are short.
@@ -150,10 +153,15 @@ RULES = (
         "needs chains that meet",
     ),
     Refused(
-        {"estimator": ("stationary",), "kernel": ("function", "schedule", "tempering")},
+        {"estimator": ("stationary",), "kernel": UNKNOWN, "alternatives": (1, 2, 4, 9)},
         ValueError,
         "alternatives=0",
     ),
+    # The default number is 0 for these kernels.
+    Refused(ALONE | {"kernel": ("schedule",)}, ValueError, "alone.*needs one density"),
+    Refused(ALONE | {"lag": (2,)}, ValueError, "alone.*lag"),
+    Refused(ALONE | {"proposal": ("of theta",)}, ValueError, "alone.*parameters of the proposal"),
+    Refused(ALONE | {"num_chains": (1,)}, ValueError, "num_chains"),
     Refused(
         {"estimator": ("stationary covariance",), "kernel": ("schedule",)},
         ValueError,
@@ -184,7 +192,7 @@ RULES = (
         "needs chains that meet",
     ),
     Refused(
-        BY_COVARIANCE | {"kernel": ("function", "schedule", "tempering")},
+        BY_COVARIANCE | {"kernel": UNKNOWN},
         ValueError,
         "has no decisions that are known",
     ),
