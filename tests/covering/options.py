@@ -75,9 +75,12 @@ def _alternatives(row: Row) -> int:
 
 
 def _steps(row: Row) -> int:
-    """Of all chains together: where it is compared with exact answers, of at least 2,000."""
+    """Of all chains together: where it is compared with exact answers, of at least 2,000. Pairs run
+    on until the last one has met.
+    """
     chains = row["num_chains"] if row["num_samples"] == 3000 else max(2000, row["num_chains"])
-    return chains * (row["num_samples"] + row["burn_in"])
+    steps = row["num_samples"] + row["burn_in"]
+    return chains * (max(40, steps) if row["estimator"] in STATIONARY else steps)
 
 
 RULES = (
@@ -114,7 +117,7 @@ RULES = (
     ),
     Excluded(
         lambda row: _alternatives(row) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
-        ("num_chains", "num_samples", "burn_in", "parameters", "alternatives"),
+        ("estimator", "num_chains", "num_samples", "burn_in", "parameters", "alternatives"),
     ),
     # Births have the longest programs, one for each way of calling: all ways with short kernels.
     Excluded(
