@@ -236,7 +236,7 @@ def test_the_prior_is_that_of_the_sites_that_are_named():
     np.testing.assert_allclose(found, covariance, rtol=0.02)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
     assert abs(by_default[0] - by_default[1]) > 0.1
-    with pytest.raises(ValueError, match=r"some of \['eta', 'mu', 'tau'\], got 'theta'"):
+    with pytest.raises(ValueError, match=r"which are \['eta', 'mu', 'tau'\], got 'theta'"):
         of_tau(non_centred, "theta")
 
 
@@ -609,7 +609,7 @@ def test_a_key_or_a_table_in_place_of_draws(posterior, table):
 
 def test_an_unfit_f_is_refused_before_anything_is_sampled(posterior, monkeypatch):
     monkeypatch.setattr(type(posterior), "sample", lambda *_, **__: pytest.fail("sampled"))
-    with pytest.raises(TypeError, match=r"must be a function `f\(theta, sites\)`, got .* `\(s\)`"):
+    with pytest.raises(TypeError, match=r"called as `f\(theta, sites\)`, but .* takes `\(s\)`"):
         diffmh.sensitivity(posterior, lambda s: s["mean"], KEY)
     with pytest.raises(KeyError, match=r"asks for 'men'; .* sites are \['mean', 'twice'\]"):
         diffmh.sensitivity(posterior, lambda theta, sites: sites["men"], KEY)
