@@ -98,6 +98,8 @@ def test_refusals():
     mean = average(lambda theta, x: x)
     with pytest.raises(TypeError, match="at=theta"):
         diffmh.compose(lambda theta, m: m, mean)(AT)
+    with pytest.raises(TypeError, match=r"called as `phi\(theta, m_1\)`"):
+        diffmh.compose(lambda m: m, mean)
     with pytest.raises(ValueError, match="equally many chains and draws of each"):
         diffmh.compose(lambda theta, a, b: a, mean, average(lambda theta, x: x, DRAWS[:, :1_000]))
     walk = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.0))

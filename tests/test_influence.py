@@ -146,6 +146,17 @@ def test_it_is_a_table(table):
     assert len(figure.axes) == 2
 
 
+def test_the_strongest_observations_are_printed(table):
+    rows = tuple(
+        dataclasses.replace(row, observation=f"{row.observation} {again}")
+        for row in table.rows
+        for again in range(100)
+    )
+    text = str(dataclasses.replace(table, rows=rows))
+    assert text.count("y[") == 16 and text.count("… 792 weaker ones") == 2
+    assert "weaker" not in str(table), "all of eight"
+
+
 def test_weighted_draws(posterior):
     """Draws of N(m, 2v) with the weights that make them the posterior's."""
     z = jax.random.normal(jax.random.key(3), (4, 4_000))

@@ -284,6 +284,30 @@ def test_few_draws_and_heavy_tails_are_marked(posterior):
     assert "heavy tail" not in found["median(mean)", "scale"].doubt
 
 
+def test_a_quantity_with_one_value_at_nearly_all_draws_is_marked(posterior):
+    """Draws that hold no event, or a handful, would give a derivative of 0 ± 0, or a poor one; the
+    exact one is not zero.
+    """
+    x = np.sort(np.ravel(exact_draws((4, 1_000))))
+    never, rare, often = (float(end) for end in (x[-1] + 1, x[-5:-3].mean(), x[-50:-48].mean()))
+
+    def above(theta, sites):
+        limits = {"never": never, "rare": rare, "often": often}
+        return {name: sites["mean"] > limit for name, limit in limits.items()}
+
+    draws = {"mean": exact_draws((4, 1_000))}
+    found = diffmh.sensitivity(posterior, above, draws=draws)
+    assert found["never", "scale"].derivative == 0 and found["never", "scale"].error == 0
+    for name in ("never", "rare"):
+        assert all("same value at all draws" in row.doubt for row in found[name])
+    assert all(row.trusted for row in found["often"])
+    # In one stretch, fifty events are one.
+    together = np.concatenate([x[-50:], np.random.default_rng(0).permutation(x[:-50])])
+    draws = {"mean": together.reshape(4, 1_000)}
+    for row in diffmh.sensitivity(posterior, above, draws=draws)["often"]:
+        assert "same value at all draws" in row.doubt
+
+
 def test_heavy_weights_are_marked(posterior):
     x = exact_draws((4, 1_000))
     found = marks(posterior, {"mean": x}, weights=jnp.exp(2.0 * (x - 1) ** 2))
@@ -576,6 +600,13 @@ def test_mistake_examinations_of_other_data():
             diffmh.sensitivity(posteriors[name], mean_of, draws=draws)
 
 
+def test_a_key_or_a_table_in_place_of_draws(posterior, table):
+    with pytest.raises(TypeError, match=r"got a table: its draws are `table.draws`"):
+        diffmh.sensitivity(posterior, mean_of, draws=table)
+    with pytest.raises(TypeError, match=r"got a key: pass draws, such as `posterior.sample"):
+        diffmh.influence(posterior, mean_of, KEY)
+
+
 def test_an_unfit_f_is_refused_before_anything_is_sampled(posterior, monkeypatch):
     monkeypatch.setattr(type(posterior), "sample", lambda *_, **__: pytest.fail("sampled"))
     with pytest.raises(TypeError, match=r"called as `f\(theta, sites\)`, but .* takes `\(s\)`"):
@@ -584,6 +615,8 @@ def test_an_unfit_f_is_refused_before_anything_is_sampled(posterior, monkeypatch
         diffmh.sensitivity(posterior, lambda theta, sites: sites["men"], KEY)
     with pytest.raises(KeyError, match=r"asks for 'scales'; .* theta has \['scale'\]"):
         diffmh.sensitivity(posterior, lambda theta, sites: theta["scales"], KEY)
+    with pytest.raises(KeyError, match=r"asks for 'mean'; it is called as `f\(theta, sites\)`"):
+        diffmh.sensitivity(posterior, lambda sites, theta: sites["mean"], KEY)
 
 
 def test_a_name_stands_for_all_entries_of_an_array(posterior):

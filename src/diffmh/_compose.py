@@ -190,6 +190,8 @@ def compose(phi: Checked[Callable[..., PyTree]], *expectations: Checked[Any]) ->
     validate.function(phi, where, "phi", "phi(theta, m_1, m_2, ...)")
     if not expectations:
         raise ValueError(f"`{where}` needs at least one expectation, got none.")
+    means = [f"m_{i}" for i in range(1, len(expectations) + 1)]
+    validate.takes(phi, where, "phi", "theta", *means)
     if all(isinstance(e, OverDraws) for e in expectations):
         return expectations[0].composed(phi, expectations)
     for e in expectations:

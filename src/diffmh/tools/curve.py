@@ -108,7 +108,8 @@ def _grid(
         if len(lengths) != 1 or lengths == {()}:
             raise ValueError(
                 "`curve(thetas)`: every array of `thetas` must have the grid as its leading axis,"
-                f" got shapes {trees.shapes(grid)}."
+                f" got shapes {trees.shapes(grid)}. For the values of one number of a dictionary"
+                ' pass its name: `curve(values, name="...")`.'
             )
         refuse_another_form(jax.tree.map(lambda leaf: leaf[0], grid), at, "each of `thetas`")
         return grid, *_varying(grid, at)

@@ -19,9 +19,12 @@ from ..base.validate import Checked
 from ..reports import display
 from ..reports.report import Report
 from .draws import FromDraws, from_draws
-from .intake import chains_and_draws, read
+from .intake import chains_and_draws, few, read
 from .intake_sites import states_of
 from .powers import refuse_unfit
+
+# The observations of each quantity that are printed; the rows have all of them.
+_PRINTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Influence:
 
     `rows` are in the order of the quantities, the strongest observation first; `variances` has the
     posterior's and the jackknife's variance of each quantity; `report` is the run behind them.
+    What is printed are the strongest observations of each quantity.
     """
 
     rows: tuple[InfluenceRow, ...]
@@ -79,8 +83,11 @@ class Influence:
             return self.rows[at]
         found = tuple(row for row in self.rows if at in (row.observation, row.quantity))
         if not found:
-            names = sorted({row.observation for row in self.rows})
-            raise KeyError(f"no observation or quantity {at!r}; observations are {names[:20]}")
+            raise KeyError(
+                f"no observation or quantity {at!r}: quantities are"
+                f" {few(one.quantity for one in self.variances)}, observations"
+                f" {few(sorted({row.observation for row in self.rows}))}."
+            )
         return found
 
     def to_dataframe(self) -> Any:
@@ -91,16 +98,12 @@ class Influence:
 
     def _lines(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         head = ("quantity", "observation", "influence", f"{self.level:.0%} interval", "left out")
-        lines = [
-            (
-                row.quantity,
-                row.observation,
-                display.number_with_error(row.influence, row.error),
-                f"[{row.low:.4g}, {row.high:.4g}]",
-                f"{row.left_out:+.3f} sd",
-            )
-            for row in self.rows
-        ]
+        lines: list[tuple[str, ...]] = []
+        for one in self.variances:
+            rows = [row for row in self.rows if row.quantity == one.quantity]
+            lines += map(_line, rows[:_PRINTED])
+            if len(rows) > _PRINTED:
+                lines.append((one.quantity, f"… {len(rows) - _PRINTED:,} weaker ones", "", "", ""))
         return head, lines
 
     def _notes(self) -> list[str]:
@@ -120,6 +123,16 @@ class Influence:
     def _repr_html_(self) -> str:
         head, lines = self._lines()
         return display.table(head, lines) + display.paragraphs(self._notes())
+
+
+def _line(row: InfluenceRow) -> tuple[str, ...]:
+    return (
+        row.quantity,
+        row.observation,
+        display.number_with_error(row.influence, row.error),
+        f"[{row.low:.4g}, {row.high:.4g}]",
+        f"{row.left_out:+.3f} sd",
+    )
 
 
 def _over_data_sets(one: QuantityVariance) -> str:

@@ -91,6 +91,7 @@ def read(draws: Any, where: str = "from_draws(draws=...)") -> GivenDraws:
     """The draws of an ArviZ `DataTree`, `Dataset` or `InferenceData`, a path to one, a NumPyro
     `MCMC`, stacked BlackJAX states, a dictionary or another pytree.
     """
+    _refuse_key_or_table(draws, where)
     if isinstance(draws, str | os.PathLike):
         draws = _opened(draws, where)
     if hasattr(draws, "get_samples") and hasattr(draws, "get_extra_fields"):
@@ -107,6 +108,14 @@ def read(draws: Any, where: str = "from_draws(draws=...)") -> GivenDraws:
     if not isinstance(draws, dict) and hasattr(draws, "position"):
         return GivenDraws(states=draws.position, stacked=True)
     return GivenDraws(sites=draws)
+
+
+def _refuse_key_or_table(draws: Any, where: str) -> None:
+    """Two things that are at hand where draws are asked for."""
+    if isinstance(draws, jax.Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"`{where}` got a key: pass draws, such as `posterior.sample(key)`.")
+    if hasattr(draws, "draws") and hasattr(draws, "rows"):
+        raise TypeError(f"`{where}` got a table: its draws are `table.draws`.")
 
 
 def arrays_of(given: GivenDraws) -> PyTree:

@@ -105,14 +105,16 @@ def refuse_unfit(f: Callable[..., Any], posterior: Posterior, where: str, predic
     form = jax.eval_shape(posterior.init, key)
     sites = jax.eval_shape(posterior.constrain, posterior.theta, form)
     given = (posterior.theta, sites, *([key] if predicts else []))
+    call = "f(theta, sites, key)" if predicts else "f(theta, sites)"
     validate.takes(f, where, "f", "theta", "sites", *(["key"] if predicts else []))
     try:
         jax.eval_shape(f, *given)
     except KeyError as error:
         name = error.args[0] if error.args else None
-        if not isinstance(name, str) or name in sites or name in posterior.theta:
+        if not isinstance(name, str):
             raise
+        # Known names are found in the other argument; their order is the likely mistake.
         raise KeyError(
-            f"`{where}`: `f` asks for {name!r}; the model's sites are {sorted(sites)}, and theta"
-            f" has {sorted(posterior.theta)}."
+            f"`{where}`: `f` asks for {name!r}; it is called as `{call}`, the model's sites are"
+            f" {sorted(sites)}, and theta has {sorted(posterior.theta)}."
         ) from error

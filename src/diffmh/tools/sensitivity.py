@@ -86,8 +86,8 @@ def sensitivity(
 
     **Returns** a `Sensitivity`; its `draws` are the draws. Rows are marked, with what to do, where
     chains disagree (split R̂ above 1.05), the draws are worth fewer than 100 independent ones, the
-    quantity or the weights have a heavy tail (Pareto k̂ above 0.7), or more than 1 % of the
-    transitions diverged.
+    quantity or the weights have a heavy tail (Pareto k̂ above 0.7), the quantity has one value at
+    nearly all draws, or more than 1 % of the transitions diverged.
 
     **Refused**: neither a key nor draws; both, unless f draws predictions; draws whose names,
     shapes or labels are not the model's, or that `posterior.sample` made at other hyperparameters

@@ -20,6 +20,14 @@ from .tails import HEAVY, pareto_shape
 
 # Limits on split R̂ and on effective draws, beyond which a row is marked.
 _R_HAT, _EFFECTIVE = 1.05, 100
+# A quantity that has one value at nearly all draws, such as an indicator of a rare event, is known
+# by the others: if they are less than this share, and fewer of them than this are effective, the
+# row is marked.
+_NEARLY, _LEAST_OTHERS = 0.1, 10
+_CONSTANT = (
+    "the quantity has the same value at all draws, or at all but a few, and they do not tell how"
+    " often it has others. Sample longer, unless it is a constant."
+)
 
 
 class NamedNumber(NamedTuple):
@@ -119,6 +127,7 @@ class FromDrawsRows:
         own = Health(largest_r_hat(series[None]), series.size / autocorrelation_time(series))
         tail = max(pareto_shape(series), pareto_shape(-series))
         heavy = statistic in ("mean", "sd") and tail > HEAVY
+        rare = self._has_few_others(index, own.effective_draws / series.size)
         found = influence(statistic, at, index)
         for p, parameter in enumerate(self.parameters):
             derivative = float(found.derivative[p])
@@ -127,8 +136,18 @@ class FromDrawsRows:
             if statistic == "mean":
                 estimate = RowEstimate(*map(float, self.means[index, p]))
             doubt = self._doubt(judged, own, heavy)
+            if rare and math.isfinite(judged.error):
+                doubt = _CONSTANT
             doubt = found.missing or self.doubt or doubt
             yield row(quantity, statistic, parameter, estimate, sd, doubt)
+
+    def _has_few_others(self, index: int, effective_share: float) -> bool:
+        """True for a quantity that has one value at nearly all draws, and too few others to know
+        their probability.
+        """
+        share, others = _others(self.at, index)
+        # Where nothing varies there is no autocorrelation time.
+        return share < _NEARLY and others * np.nan_to_num(effective_share, nan=1.0) < _LEAST_OTHERS
 
     def _doubt(self, judged: Judgement, own: Health, heavy: bool) -> str:
         # Where one of them is NaN, there is nothing to judge by.
@@ -150,6 +169,19 @@ class FromDrawsRows:
                 " infinite. Ask for quantiles, or for its logarithm."
             )
         return "" if math.isfinite(judged.error) else "the estimate is not finite."
+
+
+def _others(at: AtDraws, index: int) -> tuple[float, float]:
+    """The share of draws at which a quantity has not its most common value, and how many they are
+    worth by their weights.
+    """
+    _, value = np.unique(at.value[..., index], return_inverse=True)
+    value, weights = value.ravel(), at.weights.ravel()
+    others = weights[value != np.argmax(np.bincount(value, weights))]
+    if not np.any(others > 0):
+        return 0.0, 0.0
+    total = float(others.sum())
+    return total / float(weights.sum()), total**2 / float(np.sum(others**2))
 
 
 def _of_weights(at: AtDraws) -> str:
@@ -175,6 +207,7 @@ def of_own_chains(run: Report, theta: PyTree, level: float) -> Iterator[Sensitiv
         if not run.warnings:
             few = effective[index] < _EFFECTIVE
             doubt = f"fewer than {_EFFECTIVE} effective samples. Run longer." if few else ""
+            doubt = doubt if sd > 0 else _CONSTANT
         rows = [
             row(quantity, "mean", parameter, RowEstimate(*map(float, means[index, p])), sd, doubt)
             for p, parameter in enumerate(parameters)
