@@ -113,9 +113,8 @@ class Births(Estimator):
         return dataclasses.replace(memory, slots=alternatives.look_back(memory.slots))
 
     def advance(self, memory: Open, at: Transition):
-        noise: OwnNoise = at.own_noise
         rates = _rates(at) if at.step.decisions else None
-        slots, events = alternatives.follow(memory.slots, at, noise.coupling, noise.prune, rates)
+        slots, events = alternatives.follow(memory.slots, at, rates)
         if rates is None:
             return dataclasses.replace(memory, slots=slots), events
         born, count = events.born, memory.total.shape[0]

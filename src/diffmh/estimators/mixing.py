@@ -23,22 +23,26 @@ LEAST_PAIRS = 2 * _LEAST_FOLD
 _SHRINKAGE = 2
 
 
-class PairMeans(eqx.Module):
-    """Averages of each of C pairs: `value` is H(f); the others are as in `PairTerms`, and `origin`
-    is what was taken off the score.
+class PairTerms(eqx.Module):
+    """What a pair adds up, at one place, over its steps (n times over), or averaged: `value` is
+    H(f), and `plain` the sum of f over the samples; `derivative` is D or, for the finite chain, F,
+    and `correction` then F − D; `product`, `score` and `explicit` are `H(f s)`, `H(s)` and `H(∂f)`
+    with s less its value at the start, which is the `origin` of averages; `moments` are those of a
+    second derivative, averaged by H. What is not wanted is `None`.
     """
 
-    value: Float[Array, "F C"]
-    derivative: Float[Array, "P F C"] | None
-    correction: Float[Array, "P F C"] | None
-    product: Float[Array, "P F C"] | None
-    score: Float[Array, "P C"] | None
-    explicit: Float[Array, "P F C"] | None
-    origin: Float[Array, "P C"] | None
+    value: Float[Array, "F *C"]
+    plain: Float[Array, "F *C"] | None = None
+    derivative: Float[Array, "P F *C"] | None = None
+    correction: Float[Array, "P F *C"] | None = None
+    product: Float[Array, "P F *C"] | None = None
+    score: Float[Array, "P *C"] | None = None
+    explicit: Float[Array, "P F *C"] | None = None
     moments: HessianMoments | None = None
+    origin: Float[Array, "P *C"] | None = None
 
 
-def mixed(means: PairMeans, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
+def mixed(means: PairTerms, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
     """The contribution of each pair to the derivative: the mean over pairs is the estimate."""
     num_pairs = value.shape[-1]
     own = means.derivative
@@ -64,7 +68,7 @@ def folds_of(num_pairs: int) -> np.ndarray:
     return np.arange(num_pairs) * count // num_pairs
 
 
-def by_covariance(means: PairMeans, folds: np.ndarray) -> Float[Array, "P F C"]:
+def by_covariance(means: PairTerms, folds: np.ndarray) -> Float[Array, "P F C"]:
     """The contribution of each pair to C. Over the R pairs of a fold the mean of
 
         H_r(f s) − H_r(f) H_r(s) + (1 − 1/R) (H_r(f) − H_{−r}(f)) (H_r(s) − H_{−r}(s)) + H_r(∂f)

@@ -18,11 +18,10 @@ from ..core.recorder import Recorder
 from ..core.simulation import Meetings, Observed, Outcome
 from ..core.values import without_tangents
 from ..core.watch import Batches, Counts, Watch, Window
-from .covariance_hessian import HessianMoments
-from .mixing import PairMeans
+from .mixing import PairTerms
 
 if TYPE_CHECKING:
-    from .paired import Pair, PairEstimator, PairTerms
+    from .paired import Pair, PairEstimator
 
 
 class PairRecord(eqx.Module):
@@ -140,26 +139,18 @@ class PairRecorder(Recorder):
         n = schedule.num_samples
 
         def mean(total: Any, sound: Any) -> Any:
-            return None if total is None else jnp.where(sound, total / n, jnp.nan)
+            return jnp.where(sound, total / n, jnp.nan)
 
         sums: PairTerms = record.sums.value()
         sound = progress.startable & finished
         estimator = None
         if self.estimator.differentiates_f:
-            parts = (sums.derivative, sums.correction, sums.product, sums.score, sums.explicit)
-            derivative, correction, product, score, explicit = (mean(p, sound) for p in parts)
-            estimator = PairMeans(
-                mean(sums.value, sound),
-                derivative,
-                correction,
-                product,
-                score,
-                explicit,
-                progress.chains.memory.origin,
-                self._moments(mean, sums, sound, progress.chains.memory),
-            )
-        value = mean(sums.plain, progress.startable) if self.estimator.finite else None
-        if value is None:
+            own = dataclasses.replace(sums, plain=None)
+            means = jax.tree.map(lambda total: mean(total, sound), own)
+            estimator = self._from_start(means, progress.chains.memory)
+        if self.estimator.finite:
+            value = mean(sums.plain, progress.startable)
+        else:
             value = mean(sums.value, known)
         return Outcome(
             Observed(value, estimator, None),
@@ -171,11 +162,12 @@ class PairRecorder(Recorder):
         )
 
     @staticmethod
-    def _moments(mean, sums: PairTerms, sound, memory: Pair) -> HessianMoments | None:
-        if sums.moments is None:
-            return None
-        averaged = jax.tree.map(lambda total: mean(total, sound), sums.moments)
-        return dataclasses.replace(averaged, origin=memory.origins)
+    def _from_start(means: PairTerms, memory: Pair) -> PairTerms:
+        """With what each chain's averages are about."""
+        moments = means.moments
+        if moments is not None:
+            moments = dataclasses.replace(moments, origin=memory.origins)
+        return dataclasses.replace(means, moments=moments, origin=memory.origin)
 
     def _watched(self, loop, progress):
         """For a report: the counts, and the largest log density at the end."""

@@ -230,7 +230,6 @@ class StochasticDerivative(Estimator):
         return alternatives.look_back(memory)
 
     def advance(self, memory: Alternatives | Controlled, at):
-        noise: OwnNoise = at.own_noise
         if isinstance(memory, Controlled):
             g = self._control(at)
             found, wanted = jax.eval_shape(g, at.step.after.x).size, memory.pruned.total.shape[1]
@@ -239,8 +238,8 @@ class StochasticDerivative(Estimator):
                     "`StochasticDerivative(control=...)` must return a value of f's form, of"
                     f" {wanted} numbers, got {found}."
                 )
-            return controls.advance(memory, at, noise.coupling, noise.prune, self.weights, g)
-        return alternatives.advance(memory, at, noise.coupling, noise.prune, self.weights)
+            return controls.advance(memory, at, self.weights, g)
+        return alternatives.advance(memory, at, self.weights)
 
     def _control(self, at: Transition) -> Callable[[PyTree], Float[Array, "F"]]:
         plain = at.parameters.value_only()
