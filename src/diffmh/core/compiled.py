@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..base import validate
+from ..base import trees, validate
 from ..runs.checkpoint import fingerprint
 from ..runs.devices import on_every_device
 from ..runs.rounds import Course, Round, round_key
@@ -199,8 +199,7 @@ def _with_derivative(plan: Plan, outcome: Outcome):
 @eqx.filter_jit
 def _unbegun(loop: Loop) -> Progress:
     """Zeros in the form of a run's progress."""
-    form = eqx.filter_eval_shape(loop.start)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+    return trees.zeros(eqx.filter_eval_shape(loop.start))
 
 
 def followed(plan: Plan, theta, key, args, course: Course):

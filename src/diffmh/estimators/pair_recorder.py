@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool
 
 from ..base import trees
 from ..base.sums import CompensatedSum
+from ..core.averages import counts_at_start, zeros_of_seen
 from ..core.chain import Chain
 from ..core.loop import over_chains
 from ..core.recorder import Recorder
 from ..core.simulation import Meetings, Observed, Outcome
-from ..core.values import without_tangents
 from ..core.watch import Batches, Counts, Watch, Window
 from .mixing import PairTerms
 
@@ -86,24 +86,9 @@ class PairRecorder(Recorder):
         return met & (memory.second.time + 1 >= schedule.last) & memory.idle
 
     def start(self, loop, parameters, chains) -> PairRecord:
-        counts = self._counts(loop, parameters, chains) if self.diagnose else None
-
-        def seen(chain, own):
-            return self.after_step(loop.stepper, parameters, chain, own, jnp.zeros((), int))[2]
-
-        form = jax.eval_shape(over_chains(seen), chains, counts)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        counts = counts_at_start(loop, parameters, chains) if self.diagnose else None
+        zeros = zeros_of_seen(self, loop, parameters, chains, counts)
         return PairRecord(CompensatedSum.like(zeros), counts)
-
-    @staticmethod
-    def _counts(loop, parameters, chains: Chain) -> Counts:
-        plan, plain = loop.plan, parameters.value_only()
-
-        def zeros(chain):
-            origin = plan.observable(plain, chain.state.x, without_tangents(chain.past)).primal
-            return Counts.zeros(len(plan.leaves), origin, chain.memory)
-
-        return over_chains(zeros)(chains)
 
     def open_block(self, loop, progress) -> PairBlock:
         record: PairRecord = progress.record

@@ -183,11 +183,9 @@ class StochasticDerivative(Estimator):
         if not many or self.weights != "two-sided" or self.control is not None:
             return resolved
         # Where births were asked for, `refuse` has said why they do not apply.
-        found = births.births(problem.kernel, resolved.num_alternatives)
-        if self.births:
-            found = births.Births(resolved.num_alternatives)
-        if found is None:
+        if not (self.births or births.apply(problem.kernel)):
             return resolved
+        found = births.Births(resolved.num_alternatives)
         return births.readable(found, problem, self.births) or resolved
 
     def refuse(self, kernel, num_parameters, lag):
