@@ -105,7 +105,7 @@ def none_yet(
 ) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
     return Alternatives(
-        trees.repeat(_plain(state), num_slots),
+        trees.repeat(state.without_tangents(), num_slots),
         trees.repeat(without_tangents(past), num_slots),
         jnp.zeros((num_slots, num_parameters), dtype),
         jnp.zeros(num_parameters, dtype) if num_parameters > 1 else None,
@@ -221,7 +221,7 @@ def prune(
     # a candidate being kept, its fraction is uniform again.
     picked = values.pick(candidates, uniform, values.lightest(scores)[1], slots.scale)
     weight, replaced = values.compete(slots.weight, scores, picked.weight, picked.score, uniform)
-    newborn = (_plain(flipped(at, picked.index)), without_tangents(at.past))
+    newborn = (flipped(at, picked.index).without_tangents(), without_tangents(at.past))
     state, past = trees.select(
         replaced, trees.repeat(newborn, weight.shape[0]), (slots.state, slots.past)
     )
@@ -268,8 +268,3 @@ def remember(past: Value, x: Value) -> Value:
     shift = lambda stack, newest: jnp.concatenate([newest[None], stack[:-1]])
     primal = jax.tree.map(shift, past.primal, x.primal)
     return Value(primal, jax.tree.map(jax.vmap(shift), past.tangent, x.tangent))
-
-
-def _plain(state: State) -> State:
-    """A state without tangents."""
-    return without_tangents(State(state.x, state.cache))

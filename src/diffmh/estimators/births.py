@@ -72,6 +72,7 @@ class Births(Estimator):
     explicit: bool = eqx.field(static=True, default=False)
     differentiates_steps: ClassVar[bool] = False
     differentiates_f: ClassVar[bool] = False
+    both_ways = (pushed, pulled)
 
     def refuse(self, kernel, num_parameters, lag):
         unknown = [update for update in kernel.updates() if None in odds_of(update)]
@@ -168,9 +169,6 @@ class Births(Estimator):
 
     def recorder(self, averages):
         return BirthRecorder(averages, self)
-
-    def both_ways(self):
-        return pushed, pulled
 
 
 def _rates(at: Transition) -> Float[Array, "1 *C"]:
