@@ -90,7 +90,7 @@ class Parameters(eqx.Module):
         return Value(primal, jacobian(each, self.theta, at, (x.tangent, None)))
 
     def zero_tangent(self, x: PyTree) -> PyTree:
-        """The tangent of a state that does not move with θ yet; `None` if nothing of it is floats."""
+        """The tangent of a state that does not move with θ yet; `None` if it has no floats."""
         floats = eqx.filter(x, eqx.is_inexact_array)
         zeros = lambda leaf: jnp.zeros((self.size, *leaf.shape), leaf.dtype)
         return jax.tree.map(zeros, floats) if jax.tree.leaves(floats) else None

@@ -8,11 +8,12 @@ C is a U-statistic over the pairs of a fold, and β comes from the other folds a
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.sums import mean_of_others
+from .covariance import CovarianceAverages, contributions
 from .covariance_hessian import HessianMoments
 
 # C needs several pairs in a fold, and β several in the others: fewer pairs than two folds have
@@ -78,20 +79,15 @@ def by_covariance(means: PairTerms, folds: np.ndarray) -> Float[Array, "P F C"]:
     """
     assert means.product is not None and means.score is not None
     assert means.origin is not None and means.explicit is not None
+    # H(1) = 1, so what holds for averages over a chain holds for H of a pair.
+    each = CovarianceAverages(means.product, means.score, means.origin, means.explicit)
     parts = []
     for fold in np.unique(folds):
         # Folds are stretches of the pairs.
         here = np.flatnonzero(folds == fold)
         one = slice(int(here[0]), int(here[-1]) + 1)
-        value, score = means.value[..., one], means.score[..., one]
-        within = means.product[..., one] - score[:, None] * value[None]
-        count = len(here)
-        # H(1) = 1, so within a pair the constant that was taken off the score cancels exactly.
-        # Between pairs it does not: each took off its own.
-        score = score + means.origin[..., one]
-        apart = lambda mean: mean - mean_of_others(mean)
-        between = (1 - 1 / count) * apart(score)[:, None] * apart(value)[None]
-        parts.append(within + between + means.explicit[..., one])
+        of_fold = jax.tree.map(lambda leaf, one=one: leaf[..., one], each)
+        parts.append(contributions(of_fold, means.value[..., one]))
     return jnp.concatenate(parts, axis=-1)
 
 

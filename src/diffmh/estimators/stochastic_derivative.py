@@ -18,7 +18,7 @@ from ..base.validate import Checked
 from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.decisions import Weights
-from ..core.estimator import Estimator, Problem
+from ..core.estimator import Estimator
 from ..core.kernel import Kernel
 from ..core.values import Sum
 from . import births, controls
@@ -174,7 +174,8 @@ class StochasticDerivative(Estimator):
         if self.is_paired:
             if problem.num_chains < LEAST_PAIRS:
                 return StochasticDerivative(alternatives=resolved.num_alternatives)
-            schedule = schedule_of(problem, 1, _most_steps(problem))
+            most = max(_MOST_STEPS, _TIMES * (problem.burn_in + problem.num_samples))
+            schedule = schedule_of(problem, 1, most)
             count = resolved.num_alternatives
             return PairEstimator(schedule, count, covariance=True, finite=True)
         many = self.births
@@ -265,7 +266,3 @@ class StochasticDerivative(Estimator):
 
     def derivative(self, means, value):
         return controls.controlled(means) if isinstance(means, ControlledAverages) else means
-
-
-def _most_steps(problem: Problem) -> int:
-    return max(_MOST_STEPS, _TIMES * (problem.burn_in + problem.num_samples))

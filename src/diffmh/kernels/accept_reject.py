@@ -21,7 +21,7 @@ from ..proposals import Proposal
 
 
 class ProposalNoise(eqx.Module):
-    """The randomness of one step: that of the proposal, and the uniform that decides."""
+    """The randomness of one step: the proposal's (a momentum), and the uniform that decides."""
 
     proposal: PyTree
     uniform: Float[Array, "..."]
