@@ -226,8 +226,3 @@ class Loop(eqx.Module):
         if not self.recorder.stops:
             return jax.lax.fori_loop(first, last, block, progress)
         return self._until(None, first, last, block, progress, lambda progress: progress.chains)[1]
-
-    def whole(self) -> Any:
-        """The record of all blocks."""
-        progress = self.blocks(0, self.plan.num_blocks, self.start())
-        return self.recorder.result(self, progress)

@@ -62,11 +62,11 @@ class Counts(eqx.Module):
         changed = zip(
             self.moved, jax.tree.leaves(step.before.x), jax.tree.leaves(step.after.x), strict=True
         )
-        counts = dataclasses.replace(
-            self,
-            moved=tuple(moved | jnp.any(old != new) for moved, old, new in changed),
-            max_tangent=self._largest_tangent(step),
-        )
+        largest = self.max_tangent
+        for leaf in jax.tree.leaves(step.after.tangent):
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(largest.dtype))
+        moved = tuple(moved | jnp.any(old != new) for moved, old, new in changed)
+        counts = dataclasses.replace(self, moved=moved, max_tangent=largest)
         for decision in step.decisions:
             if isinstance(decision, Acceptance):
                 counts = dataclasses.replace(
@@ -84,12 +84,6 @@ class Counts(eqx.Module):
             recoupled=counts.recoupled + jnp.sum(events.recoupled),
             weight_born=counts.weight_born + events.score.astype(counts.weight_born.dtype),
         )
-
-    def _largest_tangent(self, step: Step) -> Float[Array, ""]:
-        largest = self.max_tangent
-        for leaf in jax.tree.leaves(step.after.tangent):
-            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(largest.dtype))
-        return largest
 
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""

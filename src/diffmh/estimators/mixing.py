@@ -25,7 +25,7 @@ _SHRINKAGE = 2
 
 
 class PairTerms(eqx.Module):
-    """What a pair adds up, at one place, over its steps (n times over), or averaged: `value` is
+    """Terms of a pair: at one place, summed over its steps (n times over), or averaged: `value` is
     H(f), and `plain` the sum of f over the samples; `derivative` is D or, for the finite chain, F,
     and `correction` then F − D; `product`, `score` and `explicit` are `H(f s)`, `H(s)` and `H(∂f)`
     with s less its value at the start, which is the `origin` of averages; `moments` are those of a

@@ -21,7 +21,7 @@ from ..core.watch import Batches, Counts, Watch, Window
 from .mixing import PairTerms
 
 if TYPE_CHECKING:
-    from .paired import Pair, PairEstimator
+    from .paired import PairEstimator
 
 
 class PairRecord(eqx.Module):
@@ -131,8 +131,12 @@ class PairRecorder(Recorder):
         estimator = None
         if self.estimator.differentiates_f:
             own = dataclasses.replace(sums, plain=None)
-            means = jax.tree.map(lambda total: mean(total, sound), own)
-            estimator = self._from_start(means, progress.chains.memory)
+            estimator = jax.tree.map(lambda total: mean(total, sound), own)
+            # What each chain's averages are about.
+            memory, moments = progress.chains.memory, estimator.moments
+            if moments is not None:
+                moments = dataclasses.replace(moments, origin=memory.origins)
+            estimator = dataclasses.replace(estimator, moments=moments, origin=memory.origin)
         if self.estimator.finite:
             value = mean(sums.plain, progress.startable)
         else:
@@ -145,14 +149,6 @@ class PairRecorder(Recorder):
                 meeting, second.time + 1, met, finished, schedule.lag, schedule.max_steps
             ),
         )
-
-    @staticmethod
-    def _from_start(means: PairTerms, memory: Pair) -> PairTerms:
-        """With what each chain's averages are about."""
-        moments = means.moments
-        if moments is not None:
-            moments = dataclasses.replace(moments, origin=memory.origins)
-        return dataclasses.replace(means, moments=moments, origin=memory.origin)
 
     def _watched(self, loop, progress):
         """For a report: the counts, and the largest log density at the end."""

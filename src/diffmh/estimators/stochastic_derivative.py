@@ -5,7 +5,7 @@ other way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -19,7 +19,6 @@ from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.decisions import Weights
 from ..core.estimator import Estimator
-from ..core.kernel import Kernel
 from ..core.values import Sum
 from . import births, controls
 from .controls import Controlled, ControlledAverages
@@ -191,7 +190,10 @@ class StochasticDerivative(Estimator):
 
     def refuse(self, kernel, num_parameters, lag):
         if self.is_paired:
-            self._refuse_pairs(kernel, num_parameters, lag)
+            self.refuse_kernel(kernel, 0)
+            reason = no_covariance(kernel, num_parameters, lag)
+            if reason is not None:
+                raise ValueError(f"`StochasticDerivative(control='covariance')`: {reason}")
         if self.births:
             births.Births(self.num_alternatives).refuse(kernel, num_parameters, lag)
         if lag and self.control is not None:
@@ -204,12 +206,6 @@ class StochasticDerivative(Estimator):
                 "`StochasticDerivative(weights='one-sided')` exists for one scalar parameter only,"
                 f" and `theta` has {num_parameters}: use weights='two-sided'."
             )
-
-    def _refuse_pairs(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
-        self.refuse_kernel(kernel, 0)
-        reason = no_covariance(kernel, num_parameters, lag)
-        if reason is not None:
-            raise ValueError(f"`StochasticDerivative(control='covariance')`: {reason}")
 
     def own_noise(self, update, key, x, num_steps):
         return OwnNoise.draw(update, key, x, num_steps)
@@ -241,19 +237,19 @@ class StochasticDerivative(Estimator):
         return alternatives.advance(memory, at, self.weights)
 
     def _control(self, at: Transition) -> Callable[[PyTree], Float[Array, "F"]]:
-        plain = at.parameters.value_only()
-        if callable(self.control):
-            return lambda x: self._controlling(plain.theta, x, *plain.args)
-        assert at.observable is not None
-        observable = at.observable
-        return lambda x: observable(plain, x, None).primal
+        plain, control = at.parameters.value_only(), self.control
+        if not callable(control):
+            assert at.observable is not None
+            observable = at.observable
+            return lambda x: observable(plain, x, None).primal
 
-    def _controlling(self, theta: PyTree, x: PyTree, *args: Any) -> Float[Array, "F"]:
-        assert callable(self.control)
-        name = "`StochasticDerivative(control=...)`"
-        flat = ravel_pytree(validate.numbers(self.control(theta, x, *args), name))[0]
-        validate.real_dtype(flat.dtype, f"what {name} returns")
-        return flat
+        def controlling(x):
+            name = "`StochasticDerivative(control=...)`"
+            flat = ravel_pytree(validate.numbers(control(plain.theta, x, *plain.args), name))[0]
+            validate.real_dtype(flat.dtype, f"what {name} returns")
+            return flat
+
+        return controlling
 
     def observe(self, memory: Alternatives | Controlled, at):
         parameters = at.parameters.value_only()
