@@ -227,7 +227,7 @@ def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
     return before
 
 
-def apply(kernel: Kernel) -> bool:
+def applicable(kernel: Kernel) -> bool:
     """False where births do not apply: where odds are not known, or a sweep makes them anew for
     each site, so that a birth does not say by which of them it is read.
     """

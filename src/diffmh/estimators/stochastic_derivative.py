@@ -183,7 +183,7 @@ class StochasticDerivative(Estimator):
         if not many or self.weights != "two-sided" or self.control is not None:
             return resolved
         # Where births were asked for, `refuse` has said why they do not apply.
-        if not (self.births or births.apply(problem.kernel)):
+        if not (self.births or births.applicable(problem.kernel)):
             return resolved
         found = births.Births(resolved.num_alternatives)
         return births.readable(found, problem, self.births) or resolved
