@@ -33,7 +33,7 @@ def with_jacobian(theta, key, row):
 
 WAYS = {
     "differentiable": lambda theta, row: differentiable(
-        lambda theta, key, row: theta * row, with_jacobian, theta, KEY, row
+        lambda theta, key, row: theta * row, with_jacobian, None, theta, KEY, row
     ),
     "differentiable_both_ways": lambda theta, row: differentiable_both_ways(
         restacked,

@@ -95,11 +95,11 @@ def test_steps_without_decisions_and_functions_of_earlier_states(lag):
 def test_a_step_without_decisions_that_prunes_is_caught(monkeypatch):
     right = alternatives.advance
 
-    def wrong(slots, at, coupling_noise, uniform, weights):
-        after, events = right(slots, at, coupling_noise, uniform, weights)
+    def wrong(slots, at, weights):
+        after, events = right(slots, at, weights)
         if at.step.decisions:
             return after, events
-        kept = (uniform < 0.5)[..., None, None]
+        kept = (at.own_noise.prune < 0.5)[..., None, None]
         return eqx.tree_at(lambda s: s.weight, after, jnp.where(kept, after.weight, 0.0)), events
 
     monkeypatch.setattr(alternatives, "advance", wrong)

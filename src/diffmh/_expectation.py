@@ -112,10 +112,8 @@ class Differentiable(ABC):
         form = jax.eval_shape(
             lambda: jax.tree.map(lambda leaf: leaf[0], self.per_chain(theta, key, *args))
         )
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(form))
-        unflatten = admission.Unflatten(jax.tree.structure(form), shapes)
         programs = [_program(self.by(estimator), theta, key, args) for estimator in estimators]
-        return compared(estimators, measure(programs), unflatten, theta)
+        return compared(estimators, measure(programs), admission.Unflatten.of(form), theta)
 
     def run(
         self,

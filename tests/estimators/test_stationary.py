@@ -297,8 +297,8 @@ def wrong_parts(monkeypatch, lag=1):
 def test_births_of_the_second_chain_dropped(monkeypatch):
     right = paired.alternatives.settle
 
-    def wrong(moved, at, uniform, candidates):
-        return right(moved, at, uniform, jnp.zeros_like(candidates))
+    def wrong(moved, at, candidates):
+        return right(moved, at, jnp.zeros_like(candidates))
 
     # The primal's births go through `follow`, which has the right one.
     follow = paired.alternatives.follow

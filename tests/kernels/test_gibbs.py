@@ -85,9 +85,9 @@ def test_an_alternative_that_copies_the_draw_is_caught(monkeypatch):
 
 def test_a_residual_that_is_not_one_is_caught(monkeypatch):
     def wrong(self, other, uniforms):
-        p, q = (decision.probabilities[other.drawn] for decision in (self, other))
+        p, q = (decision.probabilities[other.outcome] for decision in (self, other))
         drawn = decisions.index_from_uniform(self.probabilities, uniforms[1])
-        return jnp.where(uniforms[0] * q < p, other.drawn, drawn)
+        return jnp.where(uniforms[0] * q < p, other.outcome, drawn)
 
     monkeypatch.setattr(diffmh.extend.Categorical, "nearest", wrong)
     assert worst_is_caught(sweep(diffmh.Maximal(), fresh()))
@@ -193,7 +193,7 @@ def test_a_flip_that_forgets_the_other_draws_is_caught(monkeypatch):
 
     def wrong(self, step, noise, decision, candidate):
         decided = step.decisions[decision]
-        one = jnp.arange(decided.drawn.size) == candidate
+        one = jnp.arange(decided.outcome.size) == candidate
         whole = self.result(step.before.x, noise, decided.flipped_outcome(candidate))
         block = jnp.where(one, self.where(whole), self.where(step.before.x))
         return State(eqx.tree_at(self.where, step.before.x, block))

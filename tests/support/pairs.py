@@ -16,7 +16,7 @@ from diffmh.core import admission
 from diffmh.core.execute import run
 from diffmh.core.simulation import Outcome
 from diffmh.estimators import mixing
-from diffmh.estimators.mixing import PairMeans
+from diffmh.estimators.mixing import PairTerms
 
 
 class Parts(NamedTuple):
@@ -26,7 +26,7 @@ class Parts(NamedTuple):
     decisions: np.ndarray
     covariance: np.ndarray | None
     mixed: np.ndarray
-    means: PairMeans
+    means: PairTerms
     outcome: Outcome
 
 
@@ -51,7 +51,7 @@ def parts(expectation: diffmh.Expectation, theta, key, *args) -> Parts:
     )
 
 
-def groups(means: PairMeans, size: int) -> np.ndarray:
+def groups(means: PairTerms, size: int) -> np.ndarray:
     """The mixture of each group of so many pairs, as if it were a run of its own: (runs, F, P)."""
     count = means.value.shape[-1] // size
     cut = lambda leaf: leaf[..., : count * size].reshape(*leaf.shape[:-1], count, size)

@@ -50,6 +50,11 @@ def repeat(tree: PyTree, count: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree)
 
 
+def zeros(form: PyTree, *leading: int) -> PyTree:
+    """Zeros of the shapes, after these leading axes, and dtypes of a form."""
+    return jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), form)
+
+
 def strong(tree: PyTree) -> PyTree:
     """Arrays of definite dtype: Python numbers become arrays, and weak types (which would cause
     retracing) become strong.

@@ -33,9 +33,9 @@ from .values import Value, without_tangents
 class Transition(eqx.Module):
     """One update of the primal, as an estimator sees it.
 
-    `noise` is the primal's, `own_noise` what the estimator had drawn for itself; `past` holds the
-    earlier states that f looks at, if it does; `observable` is f, as in `Observation`; `kernel` is
-    what the update belongs to.
+    `noise` is the primal's, `own_noise` what the estimator had drawn for itself (`OwnNoise`, if it
+    follows alternatives by the functions below); `past` holds the earlier states that f looks at,
+    if it does; `observable` is f, as in `Observation`; `kernel` is what the update belongs to.
     """
 
     parameters: Parameters
@@ -82,17 +82,19 @@ class Events(eqx.Module):
 
 
 class OwnNoise(eqx.Module):
-    """The coupling's randomness, and the uniform that prunes: a draw of its own, never the one
-    that accepts.
+    """The coupling's randomness, and the uniform that prunes, if anything is pruned: a draw of its
+    own, never the one that accepts.
     """
 
     coupling: PyTree
-    prune: Float[Array, "..."]
+    prune: Float[Array, "..."] | None
 
     @staticmethod
-    def draw(update: Update, key: Key[Array, ""], x: PyTree, num_steps: int) -> OwnNoise:
+    def draw(
+        update: Update, key: Key[Array, ""], x: PyTree, num_steps: int, prunes: bool = True
+    ) -> OwnNoise:
         key_coupling, key_prune = jax.random.split(key)
-        uniform = jax.random.uniform(key_prune, (num_steps,))
+        uniform = jax.random.uniform(key_prune, (num_steps,)) if prunes else None
         noise = update.coupling_noise(key_coupling, x, num_steps)
         name = f"{update.name_in_messages}.coupling_noise"
         return OwnNoise(checked_noise(noise, num_steps, name), uniform)
@@ -103,21 +105,19 @@ def none_yet(
 ) -> Alternatives:
     """K empty slots, for a chain that starts at `state`."""
     return Alternatives(
-        trees.repeat(_plain(state), num_slots),
+        trees.repeat(state.without_tangents(), num_slots),
         trees.repeat(without_tangents(past), num_slots),
         jnp.zeros((num_slots, num_parameters), dtype),
         jnp.zeros(num_parameters, dtype) if num_parameters > 1 else None,
     )
 
 
-def advance(
-    slots: Alternatives, at: Transition, coupling_noise: PyTree, uniform: Array, weights: Weights
-) -> tuple[Alternatives, Events]:
+def advance(slots: Alternatives, at: Transition, weights: Weights) -> tuple[Alternatives, Events]:
     """A step of all alternatives, beside the primal's."""
     candidates = None
     if at.step.decisions:
         candidates = without_idle(at, flip_weight(at.step, weights))
-    return follow(slots, at, coupling_noise, uniform, candidates)
+    return follow(slots, at, candidates)
 
 
 def without_idle(at: Transition, candidates: Float[Array, "P *C"]) -> Float[Array, "P *C"]:
@@ -136,21 +136,14 @@ def without_idle(at: Transition, candidates: Float[Array, "P *C"]) -> Float[Arra
 
 
 def follow(
-    slots: Alternatives,
-    at: Transition,
-    coupling_noise: PyTree,
-    uniform: Array,
-    candidates: Float[Array, "P *C"] | None,
+    slots: Alternatives, at: Transition, candidates: Float[Array, "P *C"] | None
 ) -> tuple[Alternatives, Events]:
     """A step of all alternatives, and the pruning of one of them against these candidates."""
-    return settle(propagate(slots, at, coupling_noise), at, uniform, candidates)
+    return settle(propagate(slots, at), at, candidates)
 
 
 def settle(
-    moved: Alternatives,
-    at: Transition,
-    uniform: Array,
-    candidates: Float[Array, "P *C"] | None,
+    moved: Alternatives, at: Transition, candidates: Float[Array, "P *C"] | None
 ) -> tuple[Alternatives, Events]:
     """Alternatives that have taken their step: those that met the primal leave, and one competes
     with the candidates.
@@ -165,7 +158,7 @@ def settle(
     remaining, flips = at.parameters.barriers.materialise(
         (remaining, candidates.astype(moved.weight.dtype))
     )
-    pruned, born, picked = prune(remaining, at, flips, uniform)
+    pruned, born, picked = prune(remaining, at, flips, at.own_noise.prune)
     score = jnp.sum(values.norm(flips))
     return pruned, Events(recoupled, born, score, picked)
 
@@ -186,7 +179,7 @@ def _together(found: list[Array]) -> Float[Array, "P *C"]:
     return jnp.concatenate([weight.reshape(weight.shape[0], -1) for weight in found], axis=1)
 
 
-def propagate(slots: Alternatives, at: Transition, coupling_noise: PyTree) -> Alternatives:
+def propagate(slots: Alternatives, at: Transition) -> Alternatives:
     """The coupled step of every alternative. They share its noise: each is a coupling with the
     primal by itself.
     """
@@ -194,7 +187,7 @@ def propagate(slots: Alternatives, at: Transition, coupling_noise: PyTree) -> Al
     name = f"{at.update.name_in_messages}.coupled_step"
 
     def move(y):
-        moved = at.update.coupled_step(parameters, step, y, at.noise, coupling_noise)
+        moved = at.update.coupled_step(parameters, step, y, at.noise, at.own_noise.coupling)
         return checked_state(moved, step.after, name)
 
     return dataclasses.replace(
@@ -228,7 +221,7 @@ def prune(
     # a candidate being kept, its fraction is uniform again.
     picked = values.pick(candidates, uniform, values.lightest(scores)[1], slots.scale)
     weight, replaced = values.compete(slots.weight, scores, picked.weight, picked.score, uniform)
-    newborn = (_plain(flipped(at, picked.index)), without_tangents(at.past))
+    newborn = (flipped(at, picked.index).without_tangents(), without_tangents(at.past))
     state, past = trees.select(
         replaced, trees.repeat(newborn, weight.shape[0]), (slots.state, slots.past)
     )
@@ -275,8 +268,3 @@ def remember(past: Value, x: Value) -> Value:
     shift = lambda stack, newest: jnp.concatenate([newest[None], stack[:-1]])
     primal = jax.tree.map(shift, past.primal, x.primal)
     return Value(primal, jax.tree.map(jax.vmap(shift), past.tangent, x.tangent))
-
-
-def _plain(state: State) -> State:
-    """A state without tangents."""
-    return without_tangents(State(state.x, state.cache))

@@ -54,58 +54,37 @@ class _CustomJvp:
 
 
 @_CustomJvp
-def differentiable(value, jacobian, theta, key, args):
+def differentiable(value, jacobian, hessian, theta, key, args):
     """`value(theta, key, args)`; `jacobian(theta, key, args)` has value and derivative, the P
-    flattened parameters leading.
+    flattened parameters leading; and `hessian(theta, key, args)` also the second derivative, two
+    axes of the parameters leading, or it is `None`: a second derivative is refused then.
     """
     return value(theta, key, args)
 
 
 @differentiable.def_jvp
 def _jvp(primals, tangents):
-    _, jacobian, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    _refuse_data(closed_over, d_args)
-    theta = jax.tree.map(jnp.asarray, theta)
-    values, derivative = _once(jacobian, theta, key, args)
-    # Linear in the direction, as JAX requires of a rule: `jax.grad` transposes this product alone.
-    direction = ravel_pytree(_direction(theta, d_theta))[0]
-    return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
-
-
-@_CustomJvp
-def twice_differentiable(value, jacobian, hessian, theta, key, args):
-    """As `differentiable`, and once more: `hessian(theta, key, args)` has value, derivative and
-    second derivative, two axes of the P flattened parameters leading.
-    """
-    return value(theta, key, args)
-
-
-@twice_differentiable.def_jvp
-def _jvp_twice(primals, tangents):
     _, jacobian, hessian, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
+    direction = ravel_pytree(_direction(theta, tangents))[0]
     # The Jacobian has a rule of its own, so that a second differentiation meets the Hessian; both
     # come from chains of the same key.
-    values, derivative = _jacobian(jacobian, hessian, theta, key, args)
-    direction = ravel_pytree(_direction(theta, d_theta))[0]
+    given = (jacobian, theta, key, args)
+    values, derivative = _once(*given) if hessian is None else _jacobian(hessian, *given)
+    # Linear in the direction, as JAX requires of a rule: `jax.grad` transposes this product alone.
     return values, jnp.tensordot(direction, derivative, axes=1).astype(values.dtype)
 
 
 @_CustomJvp
-def _jacobian(jacobian, hessian, theta, key, args):
+def _jacobian(hessian, jacobian, theta, key, args):
     return jacobian(theta, key, args)
 
 
 @_jacobian.def_jvp
 def _jacobian_jvp(primals, tangents):
-    _, hessian, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    _refuse_data(closed_over, d_args)
+    hessian, _, theta, key, args = primals
+    direction = ravel_pytree(_direction(theta, tangents))[0]
     values, derivative, second = _twice_only(hessian, theta, key, args)
-    direction = ravel_pytree(_direction(theta, d_theta))[0]
     along = (jnp.tensordot(direction, each, axes=1) for each in (derivative, second))
     d_values, d_derivative = along
     return (values, derivative), (
@@ -130,8 +109,11 @@ def _moving_jvp(primals, tangents):
     return primals[0], own + others
 
 
-def _refuse_data(closed_over, d_args):
-    """Derivatives are with respect to theta alone."""
+def _direction(theta, tangents):
+    """A direction like θ: an unperturbed leaf has the direction `None`. Refuses derivatives with
+    respect to anything else.
+    """
+    *closed_over, d_theta, _, d_args = tangents
     if jax.tree.leaves(d_args):
         raise NotDifferentiable(
             "A derivative with respect to `args` was asked for: they are data. Make what you"
@@ -146,6 +128,12 @@ def _refuse_data(closed_over, d_args):
             " `jax.lax.stop_gradient` to the value outside of `log_density`, `f` or the program;"
             " inside of them it has no effect."
         )
+    leaves, structure = jax.tree.flatten(theta)
+    slots = structure.flatten_up_to(d_theta)
+    directions = [
+        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
+    ]
+    return structure.unflatten(directions)
 
 
 @_CustomJvp
@@ -160,9 +148,8 @@ def differentiable_both_ways(value, pushforward, pullback, theta, key, args):
 @differentiable_both_ways.def_jvp
 def _jvp_both_ways(primals, tangents):
     value, pushforward, pullback, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
+    direction = _direction(theta, tangents)
     values = _once(value, theta, key, args)
     arrays, static = eqx.partition((pushforward, pullback, theta, key, args), eqx.is_array)
 
@@ -174,18 +161,7 @@ def _jvp_both_ways(primals, tangents):
         _, pullback, *given = eqx.combine(arrays, static)
         return pullback(*given, cotangent)
 
-    direction = _direction(theta, d_theta)
     return values, linear_call(forward, backward, arrays, direction, values)
-
-
-def _direction(theta, d_theta):
-    """A direction like θ: an unperturbed leaf has the direction `None`."""
-    leaves, structure = jax.tree.flatten(theta)
-    slots = structure.flatten_up_to(d_theta)
-    directions = [
-        jnp.zeros_like(leaf) if d is None else d for leaf, d in zip(leaves, slots, strict=True)
-    ]
-    return structure.unflatten(directions)
 
 
 @_CustomJvp
@@ -199,14 +175,13 @@ def differentiable_by(value, surrogate, theta, key, args):
 @differentiable_by.def_jvp
 def _jvp_by(primals, tangents):
     _, surrogate, theta, key, args = primals
-    *closed_over, d_theta, _, d_args = tangents
-    _refuse_data(closed_over, d_args)
     theta = jax.tree.map(jnp.asarray, theta)
+    direction = _direction(theta, tangents)
     of_theta = lambda theta: surrogate(theta, key, args)
     # The surrogate's own derivative is the estimator, its second is not: it is refused, never
     # returned.
     at = jax.tree.map(_only_once, theta)
-    return jax.jvp(of_theta, (at,), (_direction(theta, d_theta),))
+    return jax.jvp(of_theta, (at,), (direction,))
 
 
 @jax.custom_jvp

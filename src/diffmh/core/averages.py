@@ -6,6 +6,7 @@ Sums are plain within a block and compensated between blocks: long float32 sums 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -16,10 +17,14 @@ from ..base import trees
 from ..base.sums import CompensatedSum
 from ..fast.chains import over_chains
 from .chain import Chain
+from .parameters import Parameters
 from .recorder import Recorder
 from .simulation import Observed, Outcome
 from .values import without_tangents
 from .watch import Batches, Counts, Watch, Window
+
+if TYPE_CHECKING:
+    from .loop import Loop
 
 
 class Averaged(eqx.Module):
@@ -52,29 +57,16 @@ class Averages(Recorder):
         return Window.of(self.num_samples, self.burn_in)
 
     def start(self, loop, parameters, chains) -> Averaged:
-        watch = self._watch(loop, parameters, chains) if self.diagnose else None
-        own = None if watch is None else watch.per_chain
-
-        def seen(chain, own):
-            return self.after_step(loop.stepper, parameters, chain, own, jnp.zeros((), int))[2]
-
-        zeros = _zeros(jax.eval_shape(over_chains(seen), chains, own))
-        if watch is not None:
-            watch = watch.watching(_without_squares(zeros))
+        counts = counts_at_start(loop, parameters, chains) if self.diagnose else None
+        zeros, watch = zeros_of_seen(self, loop, parameters, chains, counts), None
+        if counts is not None:
+            plan = loop.plan
+            batches = Batches.of(plan.num_blocks, plan.block_steps, self.num_samples, self.burn_in)
+            watch = Watch.start(counts, _without_squares(zeros), batches, self.window)
         return Averaged(CompensatedSum.like(zeros), watch)
 
-    def _watch(self, loop, parameters, chains: Chain) -> Watch:
-        plan, plain = loop.plan, parameters.value_only()
-
-        def f(x, past):
-            return plan.observable(plain, x, past).primal
-
-        origin = over_chains(f)(chains.state.x, without_tangents(chains.past))
-        batches = Batches.of(plan.num_blocks, plan.block_steps, self.num_samples, self.burn_in)
-        return Watch.start(origin, chains.memory, len(plan.leaves), batches, self.window)
-
     def open_block(self, loop, progress) -> Block:
-        zeros = _zeros(progress.record.sums.total)
+        zeros = trees.zeros(progress.record.sums.total)
         watch = progress.record.watch
         if watch is None:
             return Block(zeros, None, None)
@@ -133,8 +125,26 @@ class Averages(Recorder):
         )
 
 
-def _zeros(form: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+def counts_at_start(loop: Loop, parameters: Parameters, chains: Chain) -> Counts:
+    """The counts of each chain before its first step."""
+    plan, plain = loop.plan, parameters.value_only()
+
+    def zeros(chain):
+        origin = plan.observable(plain, chain.state.x, without_tangents(chain.past)).primal
+        return Counts.zeros(len(plan.leaves), origin, chain.memory)
+
+    return over_chains(zeros)(chains)
+
+
+def zeros_of_seen(
+    recorder: Recorder, loop: Loop, parameters: Parameters, chains: Chain, own: PyTree
+) -> PyTree:
+    """Zeros in the form of what a recorder sees after a step; `own` is what chains carry."""
+
+    def seen(chain, own):
+        return recorder.after_step(loop.stepper, parameters, chain, own, jnp.zeros((), int))[2]
+
+    return trees.zeros(jax.eval_shape(over_chains(seen), chains, own))
 
 
 def _where(counted: Bool[Array, ""], observed: PyTree) -> PyTree:

@@ -73,13 +73,8 @@ class Stepper(eqx.Module):
         """
         kernel, lag = self.simulation.kernel, self.simulation.lag
         for_steps = self._for_steps(parameters)
-        tangent = None
-        floats = eqx.filter(x, eqx.is_inexact_array)
         moves = moves_with_theta(kernel) and self.plan.estimator.carries_tangents
-        if for_steps.differentiate and moves and jax.tree.leaves(floats):
-            tangent = jax.tree.map(
-                lambda leaf: jnp.zeros((parameters.size, *leaf.shape), leaf.dtype), floats
-            )
+        tangent = parameters.zero_tangent(x) if for_steps.differentiate and moves else None
         start = kernel.start(for_steps, x)
         state = State(x, start.cache, tangent)
         past = None

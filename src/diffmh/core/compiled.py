@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..base import validate
+from ..base import trees, validate
 from ..runs.checkpoint import fingerprint
 from ..runs.devices import on_every_device
 from ..runs.rounds import Course, Round, round_key
 from .admission import Admission, check_start, refuse_jumps_of_derivatives, start_values
-from .autodiff import differentiable, differentiable_both_ways, twice_differentiable
+from .autodiff import differentiable, differentiable_both_ways
 from .estimator import SecondOrder
 from .execute import advance, at_home, loop_of, run
 from .loop import Loop, Progress
@@ -94,32 +94,28 @@ def _values(
     plan: Plan, closes_over_tracers: bool, theta, key, args: tuple[Any, ...]
 ) -> Float[Array, "F C"]:
     """Each chain's value, as a function that JAX differentiates with respect to θ."""
-    both_ways = plan.estimator.both_ways()
-    value = eqx.Partial(_value, plan.by(plan.estimator.for_value()))
-    second = plan.estimator.second_order()
-    make = differentiable
-    if both_ways is None:
-        derivatives = (eqx.Partial(_value_and_jacobian, plan),)
-        cotangents = ((),)
-        # With tracers closed over, every program is traced ahead; the second derivative is not
-        # worth that.
-        if second is not None and not closes_over_tracers:
-            make = twice_differentiable
-            derivatives += (eqx.Partial(value_jacobian_and_hessian, plan.by(second)),)
-    else:
-        make = differentiable_both_ways
-        theta = on_every_device(theta, plan.simulation.mesh)
-        pushed, pulled = both_ways
-        derivatives = (eqx.Partial(_compiled, pushed, plan), eqx.Partial(_compiled, pulled, plan))
-        values = eqx.filter_eval_shape(value, theta, key, args)
-        cotangents = ((theta,), (values,))
-    if closes_over_tracers:
-        value = eqx.filter_closure_convert(value, theta, key, args)
-        derivatives = tuple(
-            eqx.filter_closure_convert(derivative, theta, key, args, *more)
-            for derivative, more in zip(derivatives, cotangents, strict=True)
-        )
-    return make(value, *derivatives, theta, key, args)
+    estimator = plan.estimator
+
+    def ahead(function, *more):
+        # With tracers closed over, every program is traced ahead.
+        if not closes_over_tracers:
+            return function
+        return eqx.filter_closure_convert(function, theta, key, args, *more)
+
+    value = eqx.Partial(_value, plan.by(estimator.for_value()))
+    if estimator.both_ways is None:
+        # The second derivative is not worth tracing ahead.
+        second = None if closes_over_tracers else estimator.second_order()
+        jacobian, hessian = eqx.Partial(_value_and_jacobian, plan), None
+        if second is not None:
+            hessian = eqx.Partial(value_jacobian_and_hessian, plan.by(second))
+        return differentiable(ahead(value), ahead(jacobian), hessian, theta, key, args)
+    theta = on_every_device(theta, plan.simulation.mesh)
+    values = eqx.filter_eval_shape(value, theta, key, args)
+    pushed, pulled = (eqx.Partial(_compiled, way, plan) for way in estimator.both_ways)
+    return differentiable_both_ways(
+        ahead(value), ahead(pushed, theta), ahead(pulled, values), theta, key, args
+    )
 
 
 @eqx.filter_jit
@@ -199,8 +195,7 @@ def _with_derivative(plan: Plan, outcome: Outcome):
 @eqx.filter_jit
 def _unbegun(loop: Loop) -> Progress:
     """Zeros in the form of a run's progress."""
-    form = eqx.filter_eval_shape(loop.start)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+    return trees.zeros(eqx.filter_eval_shape(loop.start))
 
 
 def followed(plan: Plan, theta, key, args, course: Course):

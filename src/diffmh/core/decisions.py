@@ -11,6 +11,7 @@ derivative is, a NaN included, counts for nothing.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -30,15 +31,11 @@ Weights = Literal["two-sided", "one-sided"]
 class Decision(eqx.Module):
     """Draws that are independent given the state before: any number of them, of one kind.
 
-    A *candidate* is a draw with another outcome. Candidates are numbered in the order of the
-    weights that `flip_weight` returns.
+    `outcome` is what was drawn. A *candidate* is a draw with another outcome. Candidates are
+    numbered in the order of the weights that `flip_weight` returns.
     """
 
-    # Where it is defined the shape is left to the field: `equinox.tree_at` sends markers through.
-    @property
-    @abstractmethod
-    def outcome(self) -> Array:
-        """The outcome that was drawn."""
+    outcome: Array
 
     @abstractmethod
     def flip_weight(self, weights: Weights) -> Float[Array, "P *C"]:
@@ -121,7 +118,7 @@ class Acceptance(Decision):
     True
     """
 
-    accepted: Bool[Array, "*D"]
+    outcome: Bool[Array, "*D"]
     log_ratio: Value
     # s, the derivative of the log law of what was proposed, where some of it is kept apart from
     # the state's tangent: `proposals.forget`.
@@ -136,12 +133,12 @@ class Acceptance(Decision):
         log_ratio = _checked(log_ratio, uniform, "Acceptance.draw(uniform, log_ratio)")
         # U lies in [0, 1), so α = 1 always accepts and, as the comparison is strict, α = 0 never
         # does.
-        accepted = uniform < accept_probability(log_ratio.primal)
-        return Acceptance(accepted, log_ratio, proposal_score)
+        outcome = uniform < accept_probability(log_ratio.primal)
+        return Acceptance(outcome, log_ratio, proposal_score)
 
     @property
-    def outcome(self):
-        return self.accepted
+    def accepted(self) -> Bool[Array, "*D"]:
+        return self.outcome
 
     @property
     def probability(self) -> Float[Array, "*D"]:
@@ -159,18 +156,18 @@ class Acceptance(Decision):
         weight = self._own_flip_weight(weights)
         if self.proposal_score is None:
             return weight
-        return jnp.where(self.accepted, weight - self.proposal_score, weight)
+        return jnp.where(self.outcome, weight - self.proposal_score, weight)
 
     def _own_flip_weight(self, weights: Weights) -> Float[Array, "P *D"]:
         log_gradient = self.log_accept_gradient
         if weights == "two-sided":
             # Net flow into the accepted state: (1 − α) dα + α dα = dα.
             gradient = accept_probability(self.log_ratio.primal)[None] * log_gradient
-            return jnp.where(self.accepted, -gradient, gradient)
+            return jnp.where(self.outcome, -gradient, gradient)
         # At a tie α = 1: nothing is ever rejected, so the accept carries the weight of either sign.
         tie = self.log_ratio.primal == 0
         after_accept = jnp.where(tie, -log_gradient, jnp.maximum(0.0, -log_gradient))
-        return jnp.where(self.accepted, after_accept, jnp.maximum(0.0, -self.log_reject_gradient))
+        return jnp.where(self.outcome, after_accept, jnp.maximum(0.0, -self.log_reject_gradient))
 
     def flip_rate(self):
         """`α`, half of it at an exact tie, and 0 where `log r > 0`: the two-sided weights, of which
@@ -180,13 +177,13 @@ class Acceptance(Decision):
         return self._share.astype(alpha.dtype) * alpha
 
     def odds_slope(self):
-        return jnp.where(self.accepted, -self.log_ratio.tangent, self.log_ratio.tangent)
+        return jnp.where(self.outcome, -self.log_ratio.tangent, self.log_ratio.tangent)
 
     def flipped_outcome(self, candidate):
-        return self.accepted ^ _one(candidate, self.accepted.shape)
+        return self.outcome ^ _one(candidate, self.outcome.shape)
 
     def score(self):
-        gradient = jnp.where(self.accepted, self.log_accept_gradient, self.log_reject_gradient)
+        gradient = jnp.where(self.outcome, self.log_accept_gradient, self.log_reject_gradient)
         if self.proposal_score is not None:
             gradient = gradient + self.proposal_score
         return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
@@ -230,8 +227,8 @@ class Acceptance(Decision):
 def acceptances(decisions: Iterable[Decision]) -> tuple[int, Int[Array, ""]]:
     """The number of accept/reject decisions, and of those that accepted."""
     made = [decision for decision in decisions if isinstance(decision, Acceptance)]
-    taken = sum((jnp.sum(each.accepted) for each in made), jnp.zeros((), int))
-    return sum(each.accepted.size for each in made), taken
+    taken = sum((jnp.sum(each.outcome) for each in made), jnp.zeros((), int))
+    return sum(each.outcome.size for each in made), taken
 
 
 class Bernoulli(Decision):
@@ -243,17 +240,13 @@ class Bernoulli(Decision):
     Array([ True, False], dtype=bool)
     """
 
-    drawn: Bool[Array, "*D"]
+    outcome: Bool[Array, "*D"]
     log_odds: Value
 
     @staticmethod
     def draw(uniform: Float[Array, "*D"], log_odds: Checked[Value]) -> Bernoulli:
         log_odds = _checked(log_odds, uniform, "Bernoulli.draw(uniform, log_odds)")
         return Bernoulli(uniform < jax.nn.sigmoid(log_odds.primal), log_odds)
-
-    @property
-    def outcome(self):
-        return self.drawn
 
     @property
     def probability(self) -> Float[Array, "*D"]:
@@ -273,24 +266,24 @@ class Bernoulli(Decision):
         q = jax.nn.sigmoid(-self.log_odds.primal)
         if weights == "two-sided":
             gradient = (p * q)[None] * self._gradient
-            return jnp.where(self.drawn, -gradient, gradient)
+            return jnp.where(self.outcome, -gradient, gradient)
         # dp = p q dl: the flow out of true is p (q max(0, −dl)), that into it q (p max(0, dl)).
         down, up = jnp.maximum(0.0, -self._gradient), jnp.maximum(0.0, self._gradient)
-        return jnp.where(self.drawn, q[None] * down, p[None] * up)
+        return jnp.where(self.outcome, q[None] * down, p[None] * up)
 
     def flip_rate(self):
         """`p (1 − p)`."""
         return jax.nn.sigmoid(self.log_odds.primal) * jax.nn.sigmoid(-self.log_odds.primal)
 
     def odds_slope(self):
-        return jnp.where(self.drawn, -self._gradient, self._gradient)
+        return jnp.where(self.outcome, -self._gradient, self._gradient)
 
     def flipped_outcome(self, candidate):
-        return self.drawn ^ _one(candidate, self.drawn.shape)
+        return self.outcome ^ _one(candidate, self.outcome.shape)
 
     def score(self):
         p = jax.nn.sigmoid(self.log_odds.primal)
-        gradient = (self.drawn - p)[None] * self._gradient
+        gradient = (self.outcome - p)[None] * self._gradient
         return jnp.sum(gradient, axis=tuple(range(1, gradient.ndim)))
 
 
@@ -306,7 +299,7 @@ class Categorical(Decision):
     Array([0, 3], dtype=int32)
     """
 
-    drawn: Int[Array, "*D"]
+    outcome: Int[Array, "*D"]
     logits: Value
 
     @staticmethod
@@ -318,10 +311,6 @@ class Categorical(Decision):
         # empty stretch and are never drawn.
         below = cumulative <= (uniform * cumulative[-1])[None]
         return Categorical(jnp.sum(below, axis=0), logits)
-
-    @property
-    def outcome(self):
-        return self.drawn
 
     @property
     def num_candidates(self):
@@ -343,7 +332,7 @@ class Categorical(Decision):
     @property
     def _here(self) -> Bool[Array, "n *D"]:
         values = jnp.arange(self.logits.primal.shape[0])
-        return values.reshape(-1, *(1,) * self.drawn.ndim) == self.drawn[None]
+        return values.reshape(-1, *(1,) * self.outcome.ndim) == self.outcome[None]
 
     def flip_weight(self, weights):
         p, slope = self.probabilities, self._slope
@@ -374,7 +363,8 @@ class Categorical(Decision):
 
     def flipped_outcome(self, candidate):
         value, draw = candidate // self.count, candidate % self.count
-        return jnp.where(_one(draw, self.drawn.shape), value.astype(self.drawn.dtype), self.drawn)
+        flipped = _one(draw, self.outcome.shape)
+        return jnp.where(flipped, value.astype(self.outcome.dtype), self.outcome)
 
     def mean(self, values: Float[Array, "n *F"]) -> Float[Array, "*F"]:
         """The mean of one draw, `Σ_j p_j values_j` over the values that are possible."""
@@ -390,7 +380,7 @@ class Categorical(Decision):
         # U < p/q without dividing; for a draw of probability q > 0.
         keep = uniforms[0] * at_drawn(q) < at_drawn(p)
         drawn = index_from_uniform(jnp.maximum(p - q, 0.0), uniforms[1])
-        return jnp.where(keep, other.drawn, drawn.astype(other.drawn.dtype))
+        return jnp.where(keep, other.outcome, drawn.astype(other.outcome.dtype))
 
     def score(self):
         slope = jnp.sum(jnp.where(self._here, self._slope, 0.0), axis=1)
@@ -423,7 +413,4 @@ def flow_potential(
 
 def _one(index: Int[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "*D"]:
     """True at a flat index."""
-    size = 1
-    for length in shape:
-        size *= length
-    return (jnp.arange(size) == index).reshape(shape)
+    return (jnp.arange(math.prod(shape)) == index).reshape(shape)

@@ -54,7 +54,9 @@ def _refuse(update: Update, kernel: Kernel, theta, x, args, known: set[str]) -> 
 
     def step(theta, x, noise):
         parameters = Parameters(theta, args, Barriers(jnp.zeros(2, bool)), True)
-        before = _start(update, kernel, parameters, x)
+        # A state of a chain, with a tangent where the update asks for one.
+        tangent = parameters.zero_tangent(x) if update.moves_with_theta else None
+        before = State(x, kernel.start(parameters, x).cache, tangent)
         made = checked_step(update, update.step(parameters, before, noise), before)
         values = [_values(decision) for decision in made.decisions]
         for value in jax.tree.leaves(values, is_leaf=_is_value):
@@ -125,16 +127,6 @@ def _refuse_jumps(
                 " decision, or integrate the noise out. If it is continuous, vouch for the function"
                 " that computes it: `diffmh.continuous(function)`."
             )
-
-
-def _start(update: Update, kernel: Kernel, parameters: Parameters, x: PyTree) -> State:
-    """A state of a chain, with a tangent where the update asks for one."""
-    tangent = None
-    floats = eqx.filter(x, eqx.is_inexact_array)
-    if update.moves_with_theta and jax.tree.leaves(floats):
-        zeros = lambda leaf: jnp.zeros((parameters.size, *leaf.shape), leaf.dtype)
-        tangent = jax.tree.map(zeros, floats)
-    return State(x, kernel.start(parameters, x).cache, tangent)
 
 
 def _is_value(node: Any) -> bool:

@@ -77,6 +77,9 @@ class Estimator(eqx.Module):
     carries_tangents: ClassVar[bool] = True
     # Whether it needs a second start for each chain.
     has_second_start: ClassVar[bool] = False
+    # Programs of its own for the derivative, `pushed(plan, theta, key, args, direction)` and
+    # `pulled(plan, theta, key, args, cotangent)`; `None` where each chain's Jacobian is known.
+    both_ways: ClassVar[tuple[Callable[..., Any], Callable[..., Any]] | None] = None
 
     @abstractmethod
     def start(self, at: Observation) -> PyTree:
@@ -149,12 +152,6 @@ class Estimator(eqx.Module):
         """Refuses a kernel, or a length, that it can have no answer for; called when an expectation
         is made.
         """
-
-    def both_ways(self) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-        """Programs of its own for the derivative, `pushed(plan, theta, key, args, direction)` and
-        `pulled(plan, theta, key, args, cotangent)`; `None` where each chain's Jacobian is known.
-        """
-        return None
 
     def refuse(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
         """Refuses what it cannot do."""

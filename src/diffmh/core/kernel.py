@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from ..base import trees, validate
 from .decisions import Decision
 from .parameters import Parameters
-from .values import Sum, Value
+from .values import Sum, Value, without_tangents
 
 Carry = TypeVar("Carry")
 Odds: TypeAlias = Callable[..., float | Float[Array, ""]]
@@ -41,6 +41,10 @@ class State(eqx.Module):
     def value(self) -> Value:
         """`x` with its tangent, for `Parameters.evaluate`."""
         return Value(self.x, self.tangent)
+
+    def without_tangents(self) -> State:
+        """The place and what is known there, values only: an alternative has no more."""
+        return without_tangents(State(self.x, self.cache))
 
 
 class Step(eqx.Module):
@@ -334,8 +338,3 @@ def knows_coupled_transition(update: Update) -> bool:
     # `coupled_transition`, which then belongs to another coupling.
     place = defined_at("coupled_transition")
     return mro[place] is not Update and place <= defined_at("coupled_step")
-
-
-def met(state: State, other: State) -> Any:
-    """True if two chains are at the same place, bit for bit."""
-    return trees.equal(state.x, other.x)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
+from ..base import trees
 from ..fast.chains import over_chains
 from ..fast.short_loops import over_rows, row_of
 from .chain import Chain, StepNoise, Stepper
@@ -133,10 +134,7 @@ class Loop(eqx.Module):
                 keys = self.plan.chain_keys(self.key)[:, 1]
                 return over_chains(of_chain, draws_ahead=True)(keys)
 
-            def nothing():
-                form = jax.eval_shape(draw)
-                return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
-
+            nothing = lambda: trees.zeros(jax.eval_shape(draw))
             own = jax.lax.cond(self.recorder.needs_own_noise(carry[0]), draw, nothing)
 
             noise_at = lambda row: with_own(row_of(noise, row), row_of(own, row - first))
@@ -228,8 +226,3 @@ class Loop(eqx.Module):
         if not self.recorder.stops:
             return jax.lax.fori_loop(first, last, block, progress)
         return self._until(None, first, last, block, progress, lambda progress: progress.chains)[1]
-
-    def whole(self) -> Any:
-        """The record of all blocks."""
-        progress = self.blocks(0, self.plan.num_blocks, self.start())
-        return self.recorder.result(self, progress)

@@ -14,7 +14,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..base import trees
 from ..fast import rounding
@@ -128,9 +128,7 @@ def as_second(primal: State, like: State) -> State:
     return state if same else without_tangents(state)
 
 
-def transition(
-    at: Transition, second: State, coupling_noise: PyTree, parameters: Parameters
-) -> Step:
+def transition(at: Transition, second: State, parameters: Parameters) -> Step:
     """The second chain's step beside the primal's, its values rounded alike in every program. With
     derivatives where `parameters` differentiate; else only `.after` is known.
     """
@@ -149,7 +147,7 @@ def transition(
     # To meet is to be equal bit for bit: rounding must not depend on the program around the step,
     # or a value and its derivative would come from pairs that met at different times.
     fixed = rounding.with_fixed_rounding(primal_and_rest, parameters.barriers.opaque_false[0])
-    return fixed(at.step, second, at.noise, coupling_noise)[1]
+    return fixed(at.step, second, at.noise, at.own_noise.coupling)[1]
 
 
 def weigh(weight: Int[Array, ""] | int, value: Any) -> Float[Array, "..."]:

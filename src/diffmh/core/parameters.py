@@ -89,6 +89,12 @@ class Parameters(eqx.Module):
         at = self.barriers.for_derivatives((x.primal, possible))
         return Value(primal, jacobian(each, self.theta, at, (x.tangent, None)))
 
+    def zero_tangent(self, x: PyTree) -> PyTree:
+        """The tangent of a state that does not move with θ yet; `None` if it has no floats."""
+        floats = eqx.filter(x, eqx.is_inexact_array)
+        zeros = lambda leaf: jnp.zeros((self.size, *leaf.shape), leaf.dtype)
+        return jax.tree.map(zeros, floats) if jax.tree.leaves(floats) else None
+
     def follow(self, function: Callable[[PyTree], PyTree], value: Value) -> Value:
         """`function(x)`, with the tangent of `x` carried on where there is one; free of θ."""
         primal = function(value.primal)

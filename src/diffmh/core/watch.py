@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..fast.chains import over_chains
+from ..base import trees
 from .alternatives import Events
 from .decisions import Acceptance
 from .kernel import Step
@@ -62,11 +62,11 @@ class Counts(eqx.Module):
         changed = zip(
             self.moved, jax.tree.leaves(step.before.x), jax.tree.leaves(step.after.x), strict=True
         )
-        counts = dataclasses.replace(
-            self,
-            moved=tuple(moved | jnp.any(old != new) for moved, old, new in changed),
-            max_tangent=self._largest_tangent(step),
-        )
+        largest = self.max_tangent
+        for leaf in jax.tree.leaves(step.after.tangent):
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(largest.dtype))
+        moved = tuple(moved | jnp.any(old != new) for moved, old, new in changed)
+        counts = dataclasses.replace(self, moved=moved, max_tangent=largest)
         for decision in step.decisions:
             if isinstance(decision, Acceptance):
                 counts = dataclasses.replace(
@@ -84,12 +84,6 @@ class Counts(eqx.Module):
             recoupled=counts.recoupled + jnp.sum(events.recoupled),
             weight_born=counts.weight_born + events.score.astype(counts.weight_born.dtype),
         )
-
-    def _largest_tangent(self, step: Step) -> Float[Array, ""]:
-        largest = self.max_tangent
-        for leaf in jax.tree.leaves(step.after.tangent):
-            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf)).astype(largest.dtype))
-        return largest
 
     def after(self, memory: PyTree) -> Counts:
         """After a whole step of the kernel."""
@@ -168,24 +162,10 @@ class Watch(eqx.Module):
     window: Window = eqx.field(static=True)
 
     @staticmethod
-    def start(
-        origin: Float[Array, "F C"],
-        memory: PyTree,
-        num_leaves: int,
-        batches: Batches,
-        window: Window,
-    ) -> Watch:
-        zeros = lambda origin, memory: Counts.zeros(num_leaves, origin, memory)
-        counts = over_chains(zeros)(origin, memory)
-        return Watch(counts, None, None, batches, window)
-
-    def watching(self, zeros: PyTree) -> Watch:
-        """With sums of what is observed, whose form is that of `zeros`."""
-
-        def stacked(count):
-            return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), zeros)
-
-        return dataclasses.replace(self, sums=stacked(len(self.batches.samples)), halves=stacked(2))
+    def start(counts: Counts, form: PyTree, batches: Batches, window: Window) -> Watch:
+        """With sums of what is observed, which has this form."""
+        stretches, halves = trees.zeros(form, len(batches.samples)), trees.zeros(form, 2)
+        return Watch(counts, stretches, halves, batches, window)
 
     def after_block(
         self,

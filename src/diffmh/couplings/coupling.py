@@ -11,7 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from .. import proposals
 from ..base import trees, validate
-from ..proposals import Coupling, Proposal
+from ..proposals import Coupling, GaussianProposal, Proposal
 
 # `propose` may get the same key that drew `x_new`. The coupling's own draws use that key folded
 # with this number, which no proposal's draws use.
@@ -46,6 +46,15 @@ class NoiseCoupling(Coupling):
         primal_noise = proposals.draw_one(proposal, key, x)
         noise = draw_one(self, proposal, key, x)
         return couple(self, proposal, x, x_new, y, primal_noise, noise)
+
+
+class GaussianCoupling(NoiseCoupling):
+    """A coupling of Gaussian steps."""
+
+    def mismatch(self, proposal):
+        if isinstance(proposal, GaussianProposal):
+            return None
+        return f"needs Gaussian steps, which `{type(proposal).__name__}` does not take"
 
 
 def coupling_noise(

@@ -11,10 +11,10 @@ from jaxtyping import Array, PyTree
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..proposals import GaussianProposal
-from .coupling import NoiseCoupling
+from .coupling import GaussianCoupling
 
 
-class GradientCoupling(NoiseCoupling):
+class GradientCoupling(GaussianCoupling):
     """A coupling of Gaussian steps along a gradient, with one normal draw per step."""
 
     gradient: Callable[[PyTree], PyTree]
@@ -23,11 +23,6 @@ class GradientCoupling(NoiseCoupling):
         self.gradient = validate.function(
             gradient, f"{type(self).__name__}(gradient)", "gradient", "state -> its gradient"
         )
-
-    def mismatch(self, proposal):
-        if isinstance(proposal, GaussianProposal):
-            return None
-        return f"needs Gaussian steps, which `{type(proposal).__name__}` does not take"
 
     def keeps_apart(self, kind):
         return issubclass(kind, GaussianProposal)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from ..base import trees
 from ..proposals import GaussianProposal
-from .coupling import NoiseCoupling
+from .coupling import GaussianCoupling
 
 
-class MaximalReflection(NoiseCoupling):
+class MaximalReflection(GaussianCoupling):
     """For Gaussian steps `x' = m(x) + L z`: keep `x'` with the largest possible probability, and
     otherwise reflect the step.
 
@@ -18,11 +18,6 @@ class MaximalReflection(NoiseCoupling):
     `min(1, φ(z − δ)/φ(z))`, otherwise `y' = m(y) + L(z − 2(e·z)e)`. Proposals that are not Gaussian
     raise an error.
     """
-
-    def mismatch(self, proposal):
-        if isinstance(proposal, GaussianProposal):
-            return None
-        return f"needs Gaussian steps, which `{type(proposal).__name__}` does not take"
 
     def noise(self, key, proposal, x, num_steps):
         return jax.random.uniform(key, (num_steps,))

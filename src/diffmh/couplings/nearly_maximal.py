@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from ..base import trees, validate
 from ..base.inversion import index_from_uniform
 from ..base.validate import Checked
-from ..proposals import Proposal, move, proposal_noise
+from ..proposals import move, proposal_noise
 from .coupling import NoiseCoupling
 
 
@@ -55,14 +55,10 @@ class NearlyMaximal(NoiseCoupling):
         candidate_noise, uniforms = noise
         candidates = jax.vmap(lambda one: move(proposal, y, one))(candidate_noise)
         among = jax.tree.map(lambda new, all: jnp.concatenate([new[None], all]), x_new, candidates)
-        log_v = jax.vmap(lambda z: _log_ratio(proposal, x, y, z))(among)
+        log_v = jax.vmap(lambda z: proposal.log_prob(x, z) - proposal.log_prob(y, z))(among)
         chosen = _choose(log_v, uniforms)
         hot = jnp.arange(self.num_candidates + 1) == chosen
         return _pick(hot, among)
-
-
-def _log_ratio(proposal: Proposal, x: PyTree, y: PyTree, z: PyTree) -> Float[Array, ""]:
-    return proposal.log_prob(x, z) - proposal.log_prob(y, z)
 
 
 def _choose(log_v: Float[Array, "n"], uniforms: Float[Array, "m"]) -> Array:

@@ -8,11 +8,11 @@ import jax
 from ..base import trees, validate
 from ..base.validate import Checked
 from ..proposals import GaussianProposal
-from .coupling import NoiseCoupling
+from .coupling import GaussianCoupling, NoiseCoupling
 from .maximal_reflection import MaximalReflection
 
 
-class TwoScale(NoiseCoupling):
+class TwoScale(GaussianCoupling):
     """For Gaussian steps: `far` until the chains are within `distance` steps of each other, then
     `near` (Papp and Sherlock, arXiv 2211.12585).
 
@@ -43,9 +43,8 @@ class TwoScale(NoiseCoupling):
         self.distance = validate.number(distance, "TwoScale(distance=...)", above=0)
 
     def mismatch(self, proposal):
-        if not isinstance(proposal, GaussianProposal):
-            return f"needs Gaussian steps, which `{type(proposal).__name__}` does not take"
-        return self.far.mismatch(proposal) or self.near.mismatch(proposal)
+        reason = super().mismatch(proposal)
+        return reason or self.far.mismatch(proposal) or self.near.mismatch(proposal)
 
     def keeps_apart(self, kind):
         return self.far.keeps_apart(kind) and self.near.keeps_apart(kind)

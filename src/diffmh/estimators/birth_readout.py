@@ -47,14 +47,13 @@ class BirthBlock(eqx.Module):
 
 
 class Reading(eqx.Module):
-    """A block's increments: to what is `gathered` over a run and to what is `observed` over the
-    samples and over each half of the watched window, stacked, both with chains last; and to what
-    is `pulled` back from all chains, like θ.
+    """A block's increments: to what is `gathered` over a run, with chains last or, pulled back from
+    all of them, like θ; and to what is `observed` over the samples and over each half of the
+    watched window, stacked, chains last.
     """
 
-    gathered: PyTree = None
+    gathered: PyTree
     observed: PyTree = None
-    pulled: PyTree = None
 
 
 class Birth(eqx.Module):
@@ -210,7 +209,7 @@ class Backward(eqx.Module):
         gradient = over_chunks(closed, wanted, _CHUNK, gradient, births)
         if block.kept.place is not None:
             gradient = self._explicit(block, gradient)
-        return memory, Reading(pulled=gradient)
+        return memory, Reading(gradient)
 
     def _explicit(self, block: BirthBlock, gradient: PyTree) -> PyTree:
         """`Σ ⟨cotangent, ∂f⟩` over the samples of a block."""
@@ -226,9 +225,6 @@ class Backward(eqx.Module):
             return jax.tree.map(jnp.add, gradient, jax.grad(paired)(block.parameters.theta))
 
         return over_chunks(place, place.shares[:, 0] > 0, _CHUNK, gradient, samples)
-
-    def explicit(self, at: Observation) -> None:
-        return None
 
 
 class Forward(eqx.Module):
@@ -309,7 +305,7 @@ class Rows(eqx.Module):
             totals = over_chunks(place, some, min(size, _CHUNK), totals, samples)
         # Rows are added up one by one, so their chains lead until here.
         rows, parts = totals
-        return memory, Reading(gathered=rows.T, observed=parts)
+        return memory, Reading(rows.T, parts)
 
     def nothing(self, at: Observation) -> Float[Array, "R F"]:
         """Nothing here: observations come at the end of each block."""

@@ -36,7 +36,7 @@ class BirthRecord(eqx.Module):
     """
 
     averaged: Averaged
-    gathered: CompensatedSum | None
+    gathered: CompensatedSum
 
 
 class OpenBlock(eqx.Module):
@@ -60,12 +60,10 @@ class BirthRecorder(Recorder):
         averaged = self.averages.start(loop, parameters, chains)
 
         def gathered():
-            reading = self._read(loop, chains, self._room(loop, chains), True)[1]
-            return reading.pulled if reading.gathered is None else reading.gathered
+            return self._read(loop, chains, self._room(loop, chains), True)[1].gathered
 
         # Traced for its form only: nothing is read before the first block.
-        form = jax.eval_shape(gathered)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        nothing = trees.zeros(jax.eval_shape(gathered))
         return BirthRecord(averaged, CompensatedSum.like(nothing))
 
     def open_block(self, loop, progress) -> OpenBlock:
@@ -91,18 +89,15 @@ class BirthRecorder(Recorder):
     def close_block(self, loop, progress, chains, block: OpenBlock, index):
         record: BirthRecord = progress.record
         chains, reading = self._read(loop, chains, block.kept, self._must_end(loop, index))
-        amount = reading.pulled if reading.gathered is None else reading.gathered
-        assert record.gathered is not None, "births are read at the end of every block"
         inner = dataclasses.replace(progress, record=record.averaged)
         block_averages = _with_reading(block.averages, reading.observed)
         chains, averaged = self.averages.close_block(loop, inner, chains, block_averages, index)
-        return chains, BirthRecord(averaged, record.gathered.plus(amount))
+        return chains, BirthRecord(averaged, record.gathered.plus(reading.gathered))
 
     def result(self, loop, progress) -> Outcome:
         record: BirthRecord = progress.record
         inner = dataclasses.replace(progress, record=record.averaged)
         outcome = self.averages.result(loop, inner)
-        assert record.gathered is not None
 
         def mean(total):
             return jnp.where(progress.startable, total / self.averages.num_samples, jnp.nan)
@@ -129,8 +124,7 @@ class BirthRecorder(Recorder):
             return self._note(loop.stepper, parameters, chain, jnp.zeros((), int))[1]
 
         form = jax.eval_shape(over_chains(note), chains)
-        steps = loop.plan.block_steps
-        return jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), form)
+        return trees.zeros(form, loop.plan.block_steps)
 
     def _must_end(self, loop: Loop, index: Int[Array, ""]) -> Bool[Array, ""]:
         """Short blocks may leave sums for the next, unless a report wants to know block by block;

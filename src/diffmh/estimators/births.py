@@ -72,6 +72,7 @@ class Births(Estimator):
     explicit: bool = eqx.field(static=True, default=False)
     differentiates_steps: ClassVar[bool] = False
     differentiates_f: ClassVar[bool] = False
+    both_ways = (pushed, pulled)
 
     def refuse(self, kernel, num_parameters, lag):
         unknown = [update for update in kernel.updates() if None in odds_of(update)]
@@ -113,9 +114,8 @@ class Births(Estimator):
         return dataclasses.replace(memory, slots=alternatives.look_back(memory.slots))
 
     def advance(self, memory: Open, at: Transition):
-        noise: OwnNoise = at.own_noise
         rates = _rates(at) if at.step.decisions else None
-        slots, events = alternatives.follow(memory.slots, at, noise.coupling, noise.prune, rates)
+        slots, events = alternatives.follow(memory.slots, at, rates)
         if rates is None:
             return dataclasses.replace(memory, slots=slots), events
         born, count = events.born, memory.total.shape[0]
@@ -152,26 +152,23 @@ class Births(Estimator):
         counts = (shares > 0)[None, :, None]
         total = memory.total + jnp.where(counts, gain[:, None, :], 0.0).astype(memory.total.dtype)
         memory = dataclasses.replace(memory, total=total)
-        place = Place(at.state.x, at.past, shares) if self._keeps_places else None
-        return memory, Kept(memory.closed, place)
-
-    @property
-    def _keeps_places(self) -> bool:
-        return self.explicit and not isinstance(self.reading, Forward)
+        # Forward, f's own derivative is observed step by step.
+        later = self.explicit and not isinstance(self.reading, Forward)
+        return memory, Kept(memory.closed, Place(at.state.x, at.past, shares) if later else None)
 
     def observe(self, memory: Open, at: Observation):
-        if isinstance(self.reading, Rows):
-            return self.reading.nothing(at)
-        return self.reading.explicit(at) if self.explicit else None
+        match self.reading:
+            case Rows():
+                return self.reading.nothing(at)
+            case Forward() if self.explicit:
+                return self.reading.explicit(at)
+        return None
 
     def derivative(self, means, value):
         return means
 
     def recorder(self, averages):
         return BirthRecorder(averages, self)
-
-    def both_ways(self):
-        return pushed, pulled
 
 
 def _rates(at: Transition) -> Float[Array, "1 *C"]:
@@ -230,9 +227,9 @@ def _closed(memory: Open, born: Bool[Array, "K"]) -> Closed:
     return before
 
 
-def births(kernel: Kernel, num_alternatives: int) -> Births | None:
-    """The estimator, or `None` where it does not apply: where odds are not known, or a sweep makes
-    them anew for each site, so that a birth does not say by which of them it is read.
+def applicable(kernel: Kernel) -> bool:
+    """False where births do not apply: where odds are not known, or a sweep makes them anew for
+    each site, so that a birth does not say by which of them it is read.
     """
     # Odds that are made anew for each call are different objects, as both are alive here: then a
     # birth does not say which site's they were.
@@ -240,8 +237,7 @@ def births(kernel: Kernel, num_alternatives: int) -> Births | None:
         [odds for update in kernel.updates() for odds in odds_of(update)] for _ in range(2)
     )
     known = all(odds is not None for odds in here)
-    steady = all(same_odds(odds, other) for odds, other in zip(here, again, strict=True))
-    return Births(num_alternatives) if known and steady else None
+    return known and all(same_odds(odds, other) for odds, other in zip(here, again, strict=True))
 
 
 def readable(found: Births, problem: Problem, asked: bool | None) -> Births | None:

@@ -68,17 +68,12 @@ class ControlledAverages(eqx.Module):
 
 
 def advance(
-    memory: Controlled,
-    at: Transition,
-    coupling_noise: PyTree,
-    uniform: Array,
-    weights: Weights,
-    g: Function,
+    memory: Controlled, at: Transition, weights: Weights, g: Function
 ) -> tuple[Controlled, Events]:
     """A step of all alternatives, as `alternatives.advance` does it, and what the sums gain."""
     slots = memory.slots
-    moved = alternatives.propagate(slots, at, coupling_noise)
-    surprise = _surprise(slots, moved, at, coupling_noise, g)
+    moved = alternatives.propagate(slots, at)
+    surprise = _surprise(slots, moved, at, g)
     remaining = alternatives.drop_recoupled(moved, at)
     recoupled = moved.alive & ~remaining.alive
     here = g(at.step.after.x)
@@ -89,7 +84,7 @@ def advance(
         events = Events(recoupled, nobody, jnp.zeros(()))
         return dataclasses.replace(memory, slots=remaining, moved=gained), events
     candidates = alternatives.flip_weight(at.step, weights).astype(slots.weight.dtype)
-    after, born, index = alternatives.prune(remaining, at, candidates, uniform)
+    after, born, index = alternatives.prune(remaining, at, candidates, at.own_noise.prune)
     changes = _changes(at, candidates, g, here)
     newcomer = trees.entry(changes.T, index)
     new = jnp.where(born[:, None], newcomer[None], old)
@@ -113,14 +108,14 @@ def _plus(sum_: Sum, gain: Sum) -> Sum:
     return jax.tree.map(lambda leaf, more: leaf + more.astype(leaf.dtype), sum_, gain)
 
 
-def _surprise(slots: Alternatives, moved: Alternatives, at: Transition, coupling_noise, g) -> Sum:
+def _surprise(slots: Alternatives, moved: Alternatives, at: Transition, g: Function) -> Sum:
     """`Σ_k W_k [(g(y') − E g(y')) − (g(x') − E g(x'))]`."""
     step, parameters = without_tangents(at.step), at.parameters.value_only()
 
     def one(pair):
         before, after = pair
         found = at.update.martingale_increment(
-            parameters, step, before, after, at.noise, coupling_noise, g
+            parameters, step, before, after, at.noise, at.own_noise.coupling, g
         )
         nothing = jnp.zeros_like(g(step.after.x))
         return Sum(nothing, nothing) if found is None else found

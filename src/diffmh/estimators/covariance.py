@@ -131,11 +131,20 @@ class Covariance(Estimator):
         return at.parameters.evaluate(density, at.state.x).tangent
 
     def derivative(self, means: CovarianceAverages, value):
-        within = means.product - means.score[:, None, :] * value[None]
-        num_chains = value.shape[-1]
-        if num_chains == 1:
-            return within + means.explicit
-        apart = lambda mean: mean - mean_of_others(mean)
-        score = means.score + means.origin
-        between = (1 - 1 / num_chains) * apart(score)[:, None, :] * apart(value)[None]
-        return within + between + means.explicit
+        return contributions(means, value)
+
+
+def contributions(means: CovarianceAverages, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
+    """The contribution of each chain, or pair of chains, to the covariance: that within it and that
+    between all of them, and the mean of ∂f.
+    """
+    within = means.product - means.score[:, None, :] * value[None]
+    num_chains = value.shape[-1]
+    if num_chains == 1:
+        return within + means.explicit
+    # Within a chain the constant that was taken off the score cancels exactly. Between chains it
+    # does not: each took off its own.
+    score = means.score + means.origin
+    apart = lambda mean: mean - mean_of_others(mean)
+    between = (1 - 1 / num_chains) * apart(score)[:, None, :] * apart(value)[None]
+    return within + between + means.explicit

@@ -8,11 +8,12 @@ C is a U-statistic over the pairs of a fold, and β comes from the other folds a
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.sums import mean_of_others
+from .covariance import CovarianceAverages, contributions
 from .covariance_hessian import HessianMoments
 
 # C needs several pairs in a fold, and β several in the others: fewer pairs than two folds have
@@ -23,22 +24,26 @@ LEAST_PAIRS = 2 * _LEAST_FOLD
 _SHRINKAGE = 2
 
 
-class PairMeans(eqx.Module):
-    """Averages of each of C pairs: `value` is H(f); the others are as in `PairTerms`, and `origin`
-    is what was taken off the score.
+class PairTerms(eqx.Module):
+    """Terms of a pair: at one place, summed over its steps (n times over), or averaged: `value` is
+    H(f), and `plain` the sum of f over the samples; `derivative` is D or, for the finite chain, F,
+    and `correction` then F − D; `product`, `score` and `explicit` are `H(f s)`, `H(s)` and `H(∂f)`
+    with s less its value at the start, which is the `origin` of averages; `moments` are those of a
+    second derivative, averaged by H. What is not wanted is `None`.
     """
 
-    value: Float[Array, "F C"]
-    derivative: Float[Array, "P F C"] | None
-    correction: Float[Array, "P F C"] | None
-    product: Float[Array, "P F C"] | None
-    score: Float[Array, "P C"] | None
-    explicit: Float[Array, "P F C"] | None
-    origin: Float[Array, "P C"] | None
+    value: Float[Array, "F *C"]
+    plain: Float[Array, "F *C"] | None = None
+    derivative: Float[Array, "P F *C"] | None = None
+    correction: Float[Array, "P F *C"] | None = None
+    product: Float[Array, "P F *C"] | None = None
+    score: Float[Array, "P *C"] | None = None
+    explicit: Float[Array, "P F *C"] | None = None
     moments: HessianMoments | None = None
+    origin: Float[Array, "P *C"] | None = None
 
 
-def mixed(means: PairMeans, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
+def mixed(means: PairTerms, value: Float[Array, "F C"]) -> Float[Array, "P F C"]:
     """The contribution of each pair to the derivative: the mean over pairs is the estimate."""
     num_pairs = value.shape[-1]
     own = means.derivative
@@ -64,7 +69,7 @@ def folds_of(num_pairs: int) -> np.ndarray:
     return np.arange(num_pairs) * count // num_pairs
 
 
-def by_covariance(means: PairMeans, folds: np.ndarray) -> Float[Array, "P F C"]:
+def by_covariance(means: PairTerms, folds: np.ndarray) -> Float[Array, "P F C"]:
     """The contribution of each pair to C. Over the R pairs of a fold the mean of
 
         H_r(f s) − H_r(f) H_r(s) + (1 − 1/R) (H_r(f) − H_{−r}(f)) (H_r(s) − H_{−r}(s)) + H_r(∂f)
@@ -74,20 +79,15 @@ def by_covariance(means: PairMeans, folds: np.ndarray) -> Float[Array, "P F C"]:
     """
     assert means.product is not None and means.score is not None
     assert means.origin is not None and means.explicit is not None
+    # H(1) = 1, so what holds for averages over a chain holds for H of a pair.
+    each = CovarianceAverages(means.product, means.score, means.origin, means.explicit)
     parts = []
     for fold in np.unique(folds):
         # Folds are stretches of the pairs.
         here = np.flatnonzero(folds == fold)
         one = slice(int(here[0]), int(here[-1]) + 1)
-        value, score = means.value[..., one], means.score[..., one]
-        within = means.product[..., one] - score[:, None] * value[None]
-        count = len(here)
-        # H(1) = 1, so within a pair the constant that was taken off the score cancels exactly.
-        # Between pairs it does not: each took off its own.
-        score = score + means.origin[..., one]
-        apart = lambda mean: mean - mean_of_others(mean)
-        between = (1 - 1 / count) * apart(score)[:, None] * apart(value)[None]
-        parts.append(within + between + means.explicit[..., one])
+        of_fold = jax.tree.map(lambda leaf, one=one: leaf[..., one], each)
+        parts.append(contributions(of_fold, means.value[..., one]))
     return jnp.concatenate(parts, axis=-1)
 
 

@@ -12,17 +12,16 @@ from jaxtyping import Array, Bool, Int
 
 from ..base import trees
 from ..base.sums import CompensatedSum
+from ..core.averages import counts_at_start, zeros_of_seen
 from ..core.chain import Chain
 from ..core.loop import over_chains
 from ..core.recorder import Recorder
 from ..core.simulation import Meetings, Observed, Outcome
-from ..core.values import without_tangents
 from ..core.watch import Batches, Counts, Watch, Window
-from .covariance_hessian import HessianMoments
-from .mixing import PairMeans
+from .mixing import PairTerms
 
 if TYPE_CHECKING:
-    from .paired import Pair, PairEstimator, PairTerms
+    from .paired import PairEstimator
 
 
 class PairRecord(eqx.Module):
@@ -94,24 +93,9 @@ class PairRecorder(Recorder):
         return now > schedule.last if self.estimator.alternatives else now >= schedule.last
 
     def start(self, loop, parameters, chains) -> PairRecord:
-        counts = self._counts(loop, parameters, chains) if self.diagnose else None
-
-        def seen(chain, own):
-            return self.after_step(loop.stepper, parameters, chain, own, jnp.zeros((), int))[2]
-
-        form = jax.eval_shape(over_chains(seen), chains, counts)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        counts = counts_at_start(loop, parameters, chains) if self.diagnose else None
+        zeros = zeros_of_seen(self, loop, parameters, chains, counts)
         return PairRecord(CompensatedSum.like(zeros), counts)
-
-    @staticmethod
-    def _counts(loop, parameters, chains: Chain) -> Counts:
-        plan, plain = loop.plan, parameters.value_only()
-
-        def zeros(chain):
-            origin = plan.observable(plain, chain.state.x, without_tangents(chain.past)).primal
-            return Counts.zeros(len(plan.leaves), origin, chain.memory)
-
-        return over_chains(zeros)(chains)
 
     def open_block(self, loop, progress) -> PairBlock:
         record: PairRecord = progress.record
@@ -147,26 +131,22 @@ class PairRecorder(Recorder):
         n = schedule.num_samples
 
         def mean(total: Any, sound: Any) -> Any:
-            return None if total is None else jnp.where(sound, total / n, jnp.nan)
+            return jnp.where(sound, total / n, jnp.nan)
 
         sums: PairTerms = record.sums.value()
         sound = progress.startable & finished
         estimator = None
         if self.estimator.differentiates_f:
-            parts = (sums.derivative, sums.correction, sums.product, sums.score, sums.explicit)
-            derivative, correction, product, score, explicit = (mean(p, sound) for p in parts)
-            estimator = PairMeans(
-                mean(sums.value, sound),
-                derivative,
-                correction,
-                product,
-                score,
-                explicit,
-                progress.chains.memory.origin,
-                self._moments(mean, sums, sound, progress.chains.memory),
-            )
-        value = mean(sums.plain, progress.startable) if self.estimator.finite else None
-        if value is None:
+            own = dataclasses.replace(sums, plain=None)
+            estimator = jax.tree.map(lambda total: mean(total, sound), own)
+            # What each chain's averages are about.
+            memory, moments = progress.chains.memory, estimator.moments
+            if moments is not None:
+                moments = dataclasses.replace(moments, origin=memory.origins)
+            estimator = dataclasses.replace(estimator, moments=moments, origin=memory.origin)
+        if self.estimator.finite:
+            value = mean(sums.plain, progress.startable)
+        else:
             value = mean(sums.value, known)
         return Outcome(
             Observed(value, estimator, None),
@@ -176,13 +156,6 @@ class PairRecorder(Recorder):
                 meeting, second.time + 1, met, finished, schedule.lag, schedule.max_steps
             ),
         )
-
-    @staticmethod
-    def _moments(mean, sums: PairTerms, sound, memory: Pair) -> HessianMoments | None:
-        if sums.moments is None:
-            return None
-        averaged = jax.tree.map(lambda total: mean(total, sound), sums.moments)
-        return dataclasses.replace(averaged, origin=memory.origins)
 
     def _watched(self, loop, progress):
         """For a report: the counts, and the largest log density at the end."""

@@ -18,18 +18,17 @@ import dataclasses
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..core import alternatives, pair
-from ..core.alternatives import Alternatives, Events, Transition
+from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.estimator import Estimator, Observation, SecondOrder, ValueOnly
-from ..core.kernel import Update
 from ..core.pair import PairSchedule, Second, weigh
-from ..core.update_checks import checked_noise
 from ..core.values import Value
 from . import mixing
 from .covariance import Covariance
-from .covariance_hessian import CovarianceHessian, HessianMoments, Origin
+from .covariance_hessian import CovarianceHessian, Origin
+from .mixing import PairTerms
 from .pair_recorder import PairRecorder
 
 
@@ -76,54 +75,6 @@ class Pair(eqx.Module):
             return jnp.ones_like(self.second.met)
         # A slot is empty if and only if its weight is 0 for every parameter.
         return jnp.all(slots.weight == 0, axis=(0, 1))
-
-
-class PairNoise(eqx.Module):
-    """The coupling's randomness, one draw for both chains' alternatives and the second chain; and
-    the uniform that prunes. All sets of slots prune by it: the mean of each is right by itself.
-    """
-
-    coupling: PyTree
-    prune: Float[Array, "..."] | None
-
-    @staticmethod
-    def draw(
-        update: Update, key: Key[Array, ""], x: PyTree, num_steps: int, prunes: bool
-    ) -> PairNoise:
-        key_coupling, key_prune = jax.random.split(key)
-        uniform = jax.random.uniform(key_prune, (num_steps,)) if prunes else None
-        noise = update.coupling_noise(key_coupling, x, num_steps)
-        name = f"{update.name_in_messages}.coupling_noise"
-        return PairNoise(checked_noise(noise, num_steps, name), uniform)
-
-
-class PairTerms(eqx.Module):
-    """The sums of a pair over its steps, n times over: `value` is H(f), and `plain` the sum of f
-    over the samples; `derivative` is D or, for the finite chain, F, and `correction` then F − D;
-    `product`, `score` and `explicit` are `H(f s)`, `H(s)` and `H(∂f)` with s less its value at the
-    start; `moments` are those of a second derivative, averaged by H. What is not wanted is `None`.
-    """
-
-    value: Float[Array, "F *C"]
-    plain: Float[Array, "F *C"] | None
-    derivative: Float[Array, "P F *C"] | None
-    correction: Float[Array, "P F *C"] | None
-    product: Float[Array, "P F *C"] | None
-    score: Float[Array, "P *C"] | None
-    explicit: Float[Array, "P F *C"] | None
-    moments: HessianMoments | None = None
-
-
-class PlaceTerms(eqx.Module):
-    """At one place: f, s less its value at the start, f s, ∂f, and the moments of a second
-    derivative; `None` if it is not wanted.
-    """
-
-    value: Float[Array, "F"]
-    score: Float[Array, "P"] | None
-    product: Float[Array, "P F"] | None
-    explicit: Float[Array, "P F"] | None
-    moments: HessianMoments | None
 
 
 class PairEstimator(SecondOrder):
@@ -179,7 +130,9 @@ class PairEstimator(SecondOrder):
         return PairRecorder(self, averages.diagnose)
 
     def own_noise(self, update, key, x, num_steps):
-        return PairNoise.draw(update, key, x, num_steps, self.alternatives > 0)
+        # One draw of the coupling's for both chains' alternatives and the second chain. All sets of
+        # slots prune by one uniform: the mean of each is right by itself.
+        return OwnNoise.draw(update, key, x, num_steps, prunes=self.alternatives > 0)
 
     def start(self, at):
         size, dtype = at.parameters.size, at.parameters.dtype
@@ -211,9 +164,8 @@ class PairEstimator(SecondOrder):
         )
 
     def advance(self, memory: Pair, at):
-        noise: PairNoise = at.own_noise
         if not self.merged:
-            memory = self._second_step(memory, at, noise)
+            memory = self._second_step(memory, at)
         if memory.slots is None or self.burning_in:
             return memory, None
         # `met` is of the beginning of the step, which e_t may depend on: if it depended on what the
@@ -223,44 +175,35 @@ class PairEstimator(SecondOrder):
         # Of the finite chain: F's births are 0 ≤ t < last, of which D counts those from `first` on,
         # to their end; and that of t = last, whose sum begins after the samples.
         scale = (t <= self.schedule.last).astype(int) if self.finite else counted + excess
-        slots, events = self._births(memory.slots, at, noise, scale)
+        slots, events = alternatives.follow(memory.slots, at, _scaled_flips(at, scale))
         corrections = memory.corrections
         if corrections is not None:
             scale = (t < self.schedule.first).astype(int) - excess
-            corrections, _ = self._births(corrections, at, noise, scale)
+            corrections, _ = alternatives.follow(corrections, at, _scaled_flips(at, scale))
         return dataclasses.replace(memory, slots=slots, corrections=corrections), events
 
     def _excess(self, t: Int[Array, ""], met: Bool[Array, ""]) -> Int[Array, ""] | int:
         """`n e_t`, with `met` at t."""
         return 0 if self.merged else self.schedule.excess(t, met)
 
-    def _births(
-        self, slots: Alternatives, at: Transition, noise: PairNoise, scale: Array
-    ) -> tuple[Alternatives, Events]:
-        """A step of the primal's alternatives, births scaled."""
-        assert noise.prune is not None
-        flips = _scaled_flips(at, scale)
-        return alternatives.follow(slots, at, noise.coupling, noise.prune, flips)
-
-    def _second_step(self, memory: Pair, at: Transition, noise: PairNoise) -> Pair:
+    def _second_step(self, memory: Pair, at: Transition) -> Pair:
         """The step of the second chain and its alternatives."""
         second, slots = memory.second, memory.second_slots
         parameters = at.parameters if self.alternatives else at.parameters.value_only()
-        step = pair.transition(at, second.state, noise.coupling, parameters)
+        step = pair.transition(at, second.state, parameters)
         after = second.after(step, at, self.schedule)
         if slots is None or self.burning_in:
             return dataclasses.replace(memory, second=after)
-        assert noise.prune is not None
         # Beside the primal's step with the second chain's own coupling noise: each of them is a
         # function of the primal's step, that noise and its own state. So an alternative that is
         # where the second chain is stays there, and has by itself the law of the kernel.
-        moved = alternatives.propagate(slots, at, noise.coupling)
+        moved = alternatives.propagate(slots, at)
         here = dataclasses.replace(step, after=after.state)
         beside = dataclasses.replace(at, step=here, past=after.past)
         excess = self._excess(second.time, second.met)
         # D has −Σ e_t G^Y_{t−L}, and F − D its opposite.
         flips = _scaled_flips(beside, jnp.asarray(excess if self.finite else -excess))
-        slots, _ = alternatives.settle(moved, beside, noise.prune, flips)
+        slots, _ = alternatives.settle(moved, beside, flips)
         return dataclasses.replace(memory, second=after, second_slots=slots)
 
     def observe(self, memory: Pair, at: Observation) -> PairTerms:
@@ -294,18 +237,12 @@ class PairEstimator(SecondOrder):
                 derivative = derivative + terms.explicit
         plain = weigh(counted, here.value) if self.finite else None
         explicit = terms.explicit if self.covariance else None
-        return PairTerms(
-            terms.value,
-            plain,
-            derivative,
-            correction,
-            terms.product,
-            terms.score,
-            explicit,
-            terms.moments,
+        return dataclasses.replace(
+            terms, plain=plain, derivative=derivative, correction=correction, explicit=explicit
         )
 
-    def _functions(self, memory: Pair, at: Observation) -> PlaceTerms:
+    def _functions(self, memory: Pair, at: Observation) -> PairTerms:
+        """The terms at one place: f, s less its value at the start, f s, ∂f, and the moments."""
         value = at.value.primal
         explicit = score = product = moments = None
         if self.differentiates_f:
@@ -320,7 +257,7 @@ class PairEstimator(SecondOrder):
             moments = self.cumulants.observe(memory.origins, at)
             # The origins are no average: they are the memory's.
             moments = dataclasses.replace(moments, origin=None)
-        return PlaceTerms(value, score, product, explicit, moments)
+        return PairTerms(value, product=product, score=score, explicit=explicit, moments=moments)
 
     @staticmethod
     def _at_second(memory: Pair, at: Observation) -> Observation:
@@ -354,10 +291,10 @@ class PairEstimator(SecondOrder):
         finite = weigh(schedule.counted(t).astype(int), own)
         return finite, further - weigh(late, own) + others
 
-    def derivative(self, means: mixing.PairMeans, value):
+    def derivative(self, means: PairTerms, value):
         return mixing.mixed(means, value)
 
-    def second_derivative(self, means: mixing.PairMeans, value):
+    def second_derivative(self, means: PairTerms, value):
         # Each H is unbiased and pairs are independent, so products of the means of different pairs
         # are unbiased too: what holds for chains at equilibrium holds for pairs.
         assert self.cumulants is not None and means.moments is not None

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
-from ..base import validate
+from ..base import trees, validate
 from ..base.sums import mean_of_others
 from ..core import alternatives
 from ..core.alternatives import Transition
 from ..core.decisions import Decision
 from ..core.estimator import Estimator
-from ..core.kernel import met
 
 
 def _num_ties(at: Transition, number: int, decision: Decision) -> Int[Array, ""] | int:
@@ -28,7 +27,7 @@ def _num_ties(at: Transition, number: int, decision: Decision) -> Int[Array, ""]
     ties = decision.ties.ravel()
 
     def elsewhere(candidate):
-        return ~met(alternatives.flipped_in(at, number, candidate), at.step.after)
+        return ~trees.equal(alternatives.flipped_in(at, number, candidate).x, at.step.after.x)
 
     if ties.size == 1:
         matter = elsewhere(jnp.zeros((), int))

@@ -21,6 +21,10 @@ from .paired import PairEstimator
 _MOST_STEPS, _TIMES = 100_000, 10
 
 
+def _unresolved(self: Estimator, *_: Any) -> NoReturn:
+    raise TypeError(f"`{self!r}` runs in the form that `resolve` gives it.")
+
+
 class Stationary(Estimator):
     """The value and the derivative **of the equilibrium**, unbiased from any start and with any
     burn-in, for kernels whose coupled chains meet.
@@ -129,9 +133,6 @@ class Stationary(Estimator):
     def second_order(self):
         return StationaryHessian(self)
 
-    def _unresolved(self, *_: Any) -> NoReturn:
-        raise TypeError(f"`{self!r}` runs in the form that `resolve` gives it.")
-
     start = advance = observe = derivative = _unresolved  # pyright: ignore
 
 
@@ -166,9 +167,6 @@ class StationaryHessian(SecondOrder):
 
     def second_derivative(self, means, value):
         return CovarianceHessian(Covariance()).second_derivative(means.moments, value)
-
-    def _unresolved(self, *_: Any) -> NoReturn:
-        raise TypeError(f"`{self!r}` runs in the form that `resolve` gives it.")
 
     along = start = advance = observe = derivative = _unresolved  # pyright: ignore
 

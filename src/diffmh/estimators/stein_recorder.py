@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..base import trees
 from ..base.sums import CompensatedSum
 from ..core import averages
 from ..core.averages import Averaged, Averages
@@ -92,8 +93,7 @@ class SteinRecorder(Recorder):
     def start(self, loop, parameters, chains) -> _Record:
         averaged = self.averages.start(loop, parameters, chains)
         block = self._room(loop, averaged, None)
-        form = jax.eval_shape(_products, block)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
+        nothing = trees.zeros(jax.eval_shape(_products, block))
         return _Record(averaged, CompensatedSum.like(nothing))
 
     def open_block(self, loop, progress) -> _Block:
@@ -104,8 +104,8 @@ class SteinRecorder(Recorder):
     def _room(self, loop, averaged: Averaged, block: Any) -> _Block:
         rows = -(-loop.plan.block_steps // self.stride)
         seen = averaged.sums.total.estimator
-        room = lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype)
-        return _Block(block, jnp.zeros(rows, seen.u.dtype), room(seen.u), room(seen.y))
+        u, y = trees.zeros((seen.u, seen.y), rows)
+        return _Block(block, jnp.zeros(rows, seen.u.dtype), u, y)
 
     def after_update(self, own, step, events):
         return self.averages.after_update(own, step, events)
@@ -183,8 +183,7 @@ def controlled(means: SteinMeans, sizes: tuple[int, ...]) -> Float[Array, "T C"]
         return jnp.stack(parts)
 
     products = jax.tree.map(of_folds, means.products)
-    found = stein.coefficients(
-        Moments(*(getattr(products, name) for name in ("count", "u", "y", "uu", "uy", "yy"))),
-        sizes,
-    )
+    # Of the same parts, folds leading.
+    moments = Moments(*jax.tree.leaves(products))
+    found = stein.coefficients(moments, sizes)
     return means.seen.y - jnp.einsum("cmt,mc->tc", found[jnp.array(fold)], means.seen.u)

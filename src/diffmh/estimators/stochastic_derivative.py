@@ -5,7 +5,7 @@ other way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -18,8 +18,7 @@ from ..base.validate import Checked
 from ..core import alternatives
 from ..core.alternatives import Alternatives, OwnNoise, Transition
 from ..core.decisions import Weights
-from ..core.estimator import Estimator, Problem
-from ..core.kernel import Kernel
+from ..core.estimator import Estimator
 from ..core.values import Sum
 from . import births, controls
 from .controls import Controlled, ControlledAverages
@@ -174,7 +173,8 @@ class StochasticDerivative(Estimator):
         if self.is_paired:
             if problem.num_chains < LEAST_PAIRS:
                 return StochasticDerivative(alternatives=resolved.num_alternatives)
-            schedule = schedule_of(problem, 1, _most_steps(problem))
+            most = max(_MOST_STEPS, _TIMES * (problem.burn_in + problem.num_samples))
+            schedule = schedule_of(problem, 1, most)
             count = resolved.num_alternatives
             return PairEstimator(schedule, count, covariance=True, finite=True)
         many = self.births
@@ -183,16 +183,17 @@ class StochasticDerivative(Estimator):
         if not many or self.weights != "two-sided" or self.control is not None:
             return resolved
         # Where births were asked for, `refuse` has said why they do not apply.
-        found = births.births(problem.kernel, resolved.num_alternatives)
-        if self.births:
-            found = births.Births(resolved.num_alternatives)
-        if found is None:
+        if not (self.births or births.applicable(problem.kernel)):
             return resolved
+        found = births.Births(resolved.num_alternatives)
         return births.readable(found, problem, self.births) or resolved
 
     def refuse(self, kernel, num_parameters, lag):
         if self.is_paired:
-            self._refuse_pairs(kernel, num_parameters, lag)
+            self.refuse_kernel(kernel, 0)
+            reason = no_covariance(kernel, num_parameters, lag)
+            if reason is not None:
+                raise ValueError(f"`StochasticDerivative(control='covariance')`: {reason}")
         if self.births:
             births.Births(self.num_alternatives).refuse(kernel, num_parameters, lag)
         if lag and self.control is not None:
@@ -205,12 +206,6 @@ class StochasticDerivative(Estimator):
                 "`StochasticDerivative(weights='one-sided')` exists for one scalar parameter only,"
                 f" and `theta` has {num_parameters}: use weights='two-sided'."
             )
-
-    def _refuse_pairs(self, kernel: Kernel, num_parameters: int, lag: int) -> None:
-        self.refuse_kernel(kernel, 0)
-        reason = no_covariance(kernel, num_parameters, lag)
-        if reason is not None:
-            raise ValueError(f"`StochasticDerivative(control='covariance')`: {reason}")
 
     def own_noise(self, update, key, x, num_steps):
         return OwnNoise.draw(update, key, x, num_steps)
@@ -230,7 +225,6 @@ class StochasticDerivative(Estimator):
         return alternatives.look_back(memory)
 
     def advance(self, memory: Alternatives | Controlled, at):
-        noise: OwnNoise = at.own_noise
         if isinstance(memory, Controlled):
             g = self._control(at)
             found, wanted = jax.eval_shape(g, at.step.after.x).size, memory.pruned.total.shape[1]
@@ -239,23 +233,23 @@ class StochasticDerivative(Estimator):
                     "`StochasticDerivative(control=...)` must return a value of f's form, of"
                     f" {wanted} numbers, got {found}."
                 )
-            return controls.advance(memory, at, noise.coupling, noise.prune, self.weights, g)
-        return alternatives.advance(memory, at, noise.coupling, noise.prune, self.weights)
+            return controls.advance(memory, at, self.weights, g)
+        return alternatives.advance(memory, at, self.weights)
 
     def _control(self, at: Transition) -> Callable[[PyTree], Float[Array, "F"]]:
-        plain = at.parameters.value_only()
-        if callable(self.control):
-            return lambda x: self._controlling(plain.theta, x, *plain.args)
-        assert at.observable is not None
-        observable = at.observable
-        return lambda x: observable(plain, x, None).primal
+        plain, control = at.parameters.value_only(), self.control
+        if not callable(control):
+            assert at.observable is not None
+            observable = at.observable
+            return lambda x: observable(plain, x, None).primal
 
-    def _controlling(self, theta: PyTree, x: PyTree, *args: Any) -> Float[Array, "F"]:
-        assert callable(self.control)
-        name = "`StochasticDerivative(control=...)`"
-        flat = ravel_pytree(validate.numbers(self.control(theta, x, *args), name))[0]
-        validate.real_dtype(flat.dtype, f"what {name} returns")
-        return flat
+        def controlling(x):
+            name = "`StochasticDerivative(control=...)`"
+            flat = ravel_pytree(validate.numbers(control(plain.theta, x, *plain.args), name))[0]
+            validate.real_dtype(flat.dtype, f"what {name} returns")
+            return flat
+
+        return controlling
 
     def observe(self, memory: Alternatives | Controlled, at):
         parameters = at.parameters.value_only()
@@ -268,7 +262,3 @@ class StochasticDerivative(Estimator):
 
     def derivative(self, means, value):
         return controls.controlled(means) if isinstance(means, ControlledAverages) else means
-
-
-def _most_steps(problem: Problem) -> int:
-    return max(_MOST_STEPS, _TIMES * (problem.burn_in + problem.num_samples))

@@ -16,12 +16,12 @@ from ..base import trees, validate
 from ..core.decisions import Acceptance, of_possible
 from ..core.kernel import OfDensity, State, Step, Update
 from ..core.parameters import Parameters
-from ..core.values import Sum, Value, without_tangents
+from ..core.values import Sum, Value
 from ..proposals import Proposal
 
 
 class ProposalNoise(eqx.Module):
-    """The randomness of one step: that of the proposal, and the uniform that decides."""
+    """The randomness of one step: the proposal's (a momentum), and the uniform that decides."""
 
     proposal: PyTree
     uniform: Float[Array, "..."]
@@ -143,7 +143,7 @@ class AcceptReject(OfDensity, Update):
         # The accept is the last decision of a step: the flip of an accept stays, that of a reject
         # moves.
         other = trees.select(step.decisions[-1].outcome, step.before, step.proposed)
-        return without_tangents(State(other.x, other.cache))
+        return other.without_tangents()
 
     def leads_nowhere(self, step, noise):
         # A proposal of the present state has `log r = 0` whatever θ is: its weight is 0 by itself.

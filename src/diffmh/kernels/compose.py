@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,14 +16,15 @@ from jaxtyping import Array, Float, Int, PyTree
 from ..base import parts, validate
 from ..base.inversion import index_from_uniform
 from ..base.validate import Checked
-from ..core.kernel import Kernel
+from ..core.kernel import Kernel, State
 from ..proposals import On
 from .gibbs import Gibbs
+from .lifted import StatePart, Whole
 from .metropolis import MetropolisHastings
 
 
 class Several(Kernel):
-    """Kernels whose updates are those of all, on states with one cache."""
+    """One or more kernels: its updates are those of all, on states with one cache."""
 
     kernels: tuple[Kernel, ...]
 
@@ -61,11 +63,7 @@ class Cycle(Several):
     """
 
     def __init__(self, *kernels: Checked[Kernel]):
-        if not kernels:
-            raise ValueError("`Cycle(...)` needs at least one kernel, got none.")
-        for kernel in kernels:
-            validate.instance(kernel, Kernel, "Cycle(...)", "kernel")
-        self.kernels = sharing_cache(kernels)
+        self.kernels = sharing_cache(_checked(kernels, "Cycle(...)"))
 
     def distribute(self, make, key):
         keys, noise = jax.random.split(key, len(self.kernels)), []
@@ -83,7 +81,7 @@ class Cycle(Several):
         return Cycle(*(kernel.without_cache() for kernel in self.kernels))
 
 
-class Repeat(Kernel):
+class Repeat(Several):
     """`Repeat(kernel, n)`: n steps of a kernel as one, which thins the chain; `f` is evaluated once
     per n steps.
 
@@ -93,21 +91,15 @@ class Repeat(Kernel):
     >>> thinned = diffmh.Repeat(walk, 10)
     """
 
-    kernel: Kernel
     num_steps: int = eqx.field(static=True)
 
     def __init__(self, kernel: Checked[Kernel], num_steps: Checked[int]):
-        self.kernel = validate.instance(kernel, Kernel, "Repeat(...)", "kernel")
+        self.kernels = (validate.instance(kernel, Kernel, "Repeat(...)", "kernel"),)
         self.num_steps = validate.count(num_steps, "Repeat(num_steps=...)")
 
-    def updates(self):
-        return self.kernel.updates()
-
-    def densities(self):
-        return self.kernel.densities()
-
-    def start(self, parameters, x):
-        return self.kernel.start(parameters, x)
+    @property
+    def kernel(self) -> Kernel:
+        return self.kernels[0]
 
     def distribute(self, make, key):
         keys = jax.random.split(key, self.num_steps)
@@ -117,18 +109,55 @@ class Repeat(Kernel):
         body = lambda carry, noise: (self.kernel.fold(advance, carry, noise), None)
         return jax.lax.scan(body, carry, noise)[0]
 
-    def conditions(self, theta, *args):
-        return self.kernel.conditions(theta, *args)
-
-    @property
-    def draws_within_steps(self):
-        return self.kernel.draws_within_steps
-
     def without_cache(self):
         return Repeat(self.kernel.without_cache(), self.num_steps)
 
 
-class Sweep(Kernel):
+class Indexed(Kernel):
+    """Kernels of one form, made by a function of an index: those of sites, or of stages."""
+
+    kernel_at: Callable[[Int[Array, ""]], Kernel]
+
+    @property
+    @abstractmethod
+    def indices(self) -> Int[Array, "n"]:
+        """The index of each kernel."""
+
+    @property
+    def part(self) -> StatePart:
+        """The part of a state that the kernels move."""
+        return Whole()
+
+    def at(self, index: int | Int[Array, ""]) -> Kernel:
+        """The kernel of an index."""
+        return self.kernel_at(jnp.asarray(index))
+
+    def densities(self):
+        # Densities are known by identity. One that `kernel_at` makes anew has another identity each
+        # time, as both are held here, and may depend on the index.
+        own, again = self.at(0).densities(), self.at(0).densities()
+        # One density of the whole state that all have in common is left invariant by all.
+        if own.keys() == again.keys() and isinstance(self.part, Whole):
+            return own
+
+        def of_all(number, theta, x, *args):
+            def at(index):
+                density = list(self.at(index).densities().values())[number]
+                return density(theta, self.part.of(x), *args)
+
+            return jax.vmap(at)(self.indices)
+
+        return {(id(self), i): functools.partial(of_all, i) for i in range(len(own))}
+
+    def start(self, parameters, x):
+        return State(x, self.at(0).start(parameters, self.part.of(x)).cache)
+
+    def conditions(self, theta, *args):
+        """The conditions of every index, indices leading."""
+        return eqx.filter_vmap(lambda index: self.at(index).conditions(theta, *args))(self.indices)
+
+
+class Sweep(Indexed):
     """`Sweep(kernel_at, n)` runs the kernels `kernel_at(0), ..., kernel_at(n − 1)` in turn as one
     step: a systematic sweep over sites, compiled once for all of them.
 
@@ -145,7 +174,6 @@ class Sweep(Kernel):
     >>> slope = jax.grad(mean)(0.5, jax.random.key(0))
     """
 
-    kernel_at: Callable[[Int[Array, ""]], Kernel]
     num_sites: int = eqx.field(static=True)
 
     def __init__(
@@ -154,57 +182,34 @@ class Sweep(Kernel):
         name = "Sweep(kernel_at, num_sites)"
         self.kernel_at = validate.function(kernel_at, name, "kernel_at", "site -> kernel")
         self.num_sites = validate.count(num_sites, "Sweep(num_sites=...)")
-        validate.instance(self._at(0), Kernel, name, "kernel_at(0)")
+        validate.instance(self.at(0), Kernel, name, "kernel_at(0)")
         # A density that is made anew for each site may be another at each: the cache of one site is
         # no use to the next.
-        if not _cache_alike((self._at(0), self._at(0))):
+        if not _cache_alike((self.at(0), self.at(0))):
             self.kernel_at = lambda site: kernel_at(site).without_cache()
 
-    def _at(self, site: int | Int[Array, ""]) -> Kernel:
-        return self.kernel_at(jnp.asarray(site))
+    @property
+    def indices(self):
+        return jnp.arange(self.num_sites)
 
     def updates(self):
-        return self._at(0).updates()
-
-    def densities(self):
-        # As for caches: the same identity twice means one density for all sites, and both are held
-        # here, as an object that is gone may lend its identity to another.
-        here, again = self._at(0), self._at(0)
-        own = here.densities()
-        if own.keys() == again.densities().keys():
-            return own
-
-        def of_all_sites(number, theta, x, *args):
-            def at(site):
-                return list(self._at(site).densities().values())[number](theta, x, *args)
-
-            return jax.vmap(at)(jnp.arange(self.num_sites))
-
-        return {(id(self), i): functools.partial(of_all_sites, i) for i in range(len(own))}
-
-    def start(self, parameters, x):
-        return self._at(0).start(parameters, x)
+        return self.at(0).updates()
 
     def distribute(self, make, key):
         keys = jax.random.split(key, self.num_sites)
-        each = lambda site, key: self._at(site).distribute(make, key)
-        return jax.vmap(each, out_axes=1)(jnp.arange(self.num_sites), keys)
+        each = lambda site, key: self.at(site).distribute(make, key)
+        return jax.vmap(each, out_axes=1)(self.indices, keys)
 
     def fold(self, advance, carry, noise):
         def body(carry, one):
             site, site_noise = one
-            return self._at(site).fold(advance, carry, site_noise), None
+            return self.at(site).fold(advance, carry, site_noise), None
 
-        return jax.lax.scan(body, carry, (jnp.arange(self.num_sites), noise))[0]
-
-    def conditions(self, theta, *args):
-        """The conditions of every site, sites leading."""
-        each = lambda site: self._at(site).conditions(theta, *args)
-        return eqx.filter_vmap(each)(jnp.arange(self.num_sites))
+        return jax.lax.scan(body, carry, (self.indices, noise))[0]
 
     @property
     def draws_within_steps(self):
-        return self._at(0).draws_within_steps
+        return self.at(0).draws_within_steps
 
     def without_cache(self):
         return Sweep(lambda site: self.kernel_at(site).without_cache(), self.num_sites)
@@ -237,11 +242,7 @@ class Mixture(Several):
     ):
         if kernels and probabilities is None and not isinstance(kernels[-1], Kernel):
             kernels, probabilities = kernels[:-1], kernels[-1]
-        if not kernels:
-            raise ValueError("`Mixture(...)` needs at least one kernel, got none.")
-        for kernel in kernels:
-            validate.instance(kernel, Kernel, "Mixture(...)", "kernel")
-        self.kernels = sharing_cache(tuple(kernels))
+        self.kernels = sharing_cache(_checked(kernels, "Mixture(...)"))
         if probabilities is None:
             probabilities = [1 / len(kernels)] * len(kernels)
         self.probabilities = _checked_probabilities(probabilities, len(kernels))
@@ -270,6 +271,12 @@ class Mixture(Several):
     def without_cache(self):
         kernels = (kernel.without_cache() for kernel in self.kernels)
         return Mixture(*kernels, probabilities=self.probabilities)
+
+
+def _checked(kernels: tuple[Any, ...], where: str) -> tuple[Kernel, ...]:
+    if not kernels:
+        raise ValueError(f"`{where}` needs at least one kernel, got none.")
+    return tuple(validate.instance(kernel, Kernel, where, "kernel") for kernel in kernels)
 
 
 def _checked_probabilities(given: Any, count: int) -> Float[Array, "n"]:

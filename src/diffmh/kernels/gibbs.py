@@ -66,7 +66,12 @@ class Gibbs(OfDensity, BlockUpdate):
         self.density = validate.density(log_density, name)
         self.where = validate.function(where, name, "where", "state -> site")
         self.num_values = validate.count(num_values, "Gibbs(num_values=...)", least=2)
-        self.coupling = _checked_coupling(coupling)
+        self.coupling = CommonRandomNumbers() if coupling is None else coupling
+        if not isinstance(self.coupling, CommonRandomNumbers | Maximal):
+            raise TypeError(
+                "`Gibbs(coupling=...)` must be `CommonRandomNumbers()` or `Maximal()`, got"
+                f" {coupling!r}."
+            )
 
     @property
     def flip_odds(self):
@@ -143,16 +148,6 @@ class Gibbs(OfDensity, BlockUpdate):
     @property
     def _maximal(self) -> bool:
         return isinstance(self.coupling, Maximal)
-
-
-def _checked_coupling(coupling: Coupling | None) -> Coupling:
-    chosen = CommonRandomNumbers() if coupling is None else coupling
-    if not isinstance(chosen, CommonRandomNumbers | Maximal):
-        raise TypeError(
-            "`Gibbs(coupling=...)` must be `CommonRandomNumbers()` or `Maximal()`, got"
-            f" {coupling!r}."
-        )
-    return chosen
 
 
 class UnitOdds(eqx.Module):

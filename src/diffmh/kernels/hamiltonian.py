@@ -17,13 +17,7 @@ from ..core.kernel import OfDensity, State, Step, Update
 from ..core.parameters import Parameters
 from ..core.values import Value
 from ..proposals import check_floats, scale_by_leaf
-
-
-class MomentumNoise(eqx.Module):
-    """The randomness of one step: the momentum, and the uniform that decides."""
-
-    momentum: PyTree
-    uniform: Float[Array, "..."]
+from .accept_reject import ProposalNoise
 
 
 class Hamiltonian(OfDensity, Update):
@@ -100,9 +94,9 @@ class Hamiltonian(OfDensity, Update):
             for key, leaf in zip(keys, leaves, strict=True)
         ]
         uniform = jax.random.uniform(key_accept, (num_steps,))
-        return MomentumNoise(structure.unflatten(momenta), uniform)
+        return ProposalNoise(structure.unflatten(momenta), uniform)
 
-    def step(self, parameters: Parameters, state: State, noise: MomentumNoise) -> Step:
+    def step(self, parameters: Parameters, state: State, noise: ProposalNoise) -> Step:
         proposed, acceptance = self._propose(parameters, state, noise)
         after = trees.select(acceptance.accepted, proposed, State(state.x, None, state.tangent))
         return Step(state, after, (acceptance,), proposed)
@@ -124,10 +118,10 @@ class Hamiltonian(OfDensity, Update):
         return State(trees.select(accepted, step.before.x, step.proposed.x))
 
     def _propose(
-        self, parameters: Parameters, state: State, noise: MomentumNoise
+        self, parameters: Parameters, state: State, noise: ProposalNoise
     ) -> tuple[State, Acceptance]:
         def follow(theta, x, *args):
-            return self._trajectory(theta, x, noise.momentum, args)
+            return self._trajectory(theta, x, noise.proposal, args)
 
         end = parameters.evaluate(follow, state.value)
         x_new, log_ratio = end.primal

@@ -17,7 +17,7 @@ from ..core.decisions import Categorical, accept_probability, of_possible
 from ..core.kernel import Kernel, State, Step
 from ..core.odds import DensityOdds
 from ..core.parameters import Parameters
-from ..core.values import Sum, Value, without_tangents
+from ..core.values import Sum, Value
 from ..couplings import Coupling
 from ..proposals import FiniteProposal, Proposal
 from .accept_reject import AcceptReject, ProposalNoise, log_prob
@@ -212,7 +212,7 @@ class ProposalOfTheta(AcceptReject):
 
     def _others(self, parameters, state, noise, here: Proposal) -> State:
         """The state that each choice would have led to with the same uniform, choices leading."""
-        plain, start = parameters.value_only(), without_tangents(State(state.x, state.cache))
+        plain, start = parameters.value_only(), state.without_tangents()
 
         def led(value):
             return self.accepted(plain, start, _with_value(here, state.x, value), noise.uniform)

@@ -22,13 +22,14 @@ from ..base.validate import Checked
 from ..core.kernel import Kernel, Odds, State, Step, Update, moves_with_theta
 from ..core.odds import IndexedOdds, distinct_odds, odds_of, same_odds
 from ..core.parameters import Parameters
+from .compose import Indexed
 from .lifted import Lifted, StatePart, Whole, distribute_lifted, fold_lifted, one_density
 
 # A stage draws the randomness of at most this many numbers per chain at once.
 _MOST_WORDS = 4096
 
 
-class Schedule(Kernel):
+class Schedule(Indexed):
     """`Schedule(kernel_at, num_stages, steps_per_stage)` runs `steps_per_stage` steps of each of
     the kernels `kernel_at(0), ..., kernel_at(num_stages − 1)` in turn: annealing, tempered
     transitions, annealed importance sampling. One step is the whole pass, and `f` is evaluated at
@@ -63,7 +64,6 @@ class Schedule(Kernel):
     (5,)
     """
 
-    kernel_at: Callable[[Int[Array, ""]], Kernel]
     num_stages: int = eqx.field(static=True)
     steps_per_stage: int = eqx.field(static=True)
     log_weight: bool = eqx.field(static=True)
@@ -90,9 +90,9 @@ class Schedule(Kernel):
                 first, "Schedule(log_weight=True)", "the weight is one of densities of stages"
             )
 
-    def at(self, stage: int | Int[Array, ""]) -> Kernel:
-        """The kernel of a stage."""
-        return self.kernel_at(jnp.asarray(stage))
+    @property
+    def indices(self):
+        return jnp.arange(self.num_stages)
 
     @property
     def part(self) -> StatePart:
@@ -129,26 +129,6 @@ class Schedule(Kernel):
         if not all(any(same_odds(odds, other) for other in known) for odds in own):
             return None
         return tuple(map(indexed, own))
-
-    def densities(self):
-        # Densities are known by identity. One that `kernel_at` makes anew has another identity each
-        # time, as both are alive here, and may depend on the stage.
-        first, again = self.at(0).densities(), self.at(0).densities()
-        # One density that all stages share is left invariant by the pass; a weight is not.
-        if first.keys() == again.keys() and not self.log_weight:
-            return first
-
-        def of_all_stages(number, theta, x, *args):
-            def at(stage):
-                density = list(self.at(stage).densities().values())[number]
-                return density(theta, self.part.of(x), *args)
-
-            return jax.vmap(at)(jnp.arange(self.num_stages))
-
-        return {(id(self), i): functools.partial(of_all_stages, i) for i in range(len(first))}
-
-    def start(self, parameters, x):
-        return State(x, self.at(0).start(parameters, self.part.of(x)).cache)
 
     @property
     def draws_within_steps(self):
@@ -192,11 +172,6 @@ class Schedule(Kernel):
         keys = jax.random.split(key_steps, self.steps_per_stage)
         count = _steps_at_once(self.steps_per_stage, jax.eval_shape(draw, key))
         return jax.lax.scan(some, carry, keys.reshape(-1, count))[0]
-
-    def conditions(self, theta, *args):
-        """The conditions of every stage, stages leading."""
-        each = lambda stage: self.at(stage).conditions(theta, *args)
-        return eqx.filter_vmap(each)(jnp.arange(self.num_stages))
 
     def without_cache(self):
         kernel_at = self.kernel_at

@@ -45,9 +45,7 @@ class Independence(NoiseProposal):
         return jax.vmap(self.distribution.sample)(jax.random.split(key, num_steps))
 
     def move(self, x, noise):
-        del x
         return noise
 
     def log_prob(self, x, x_new):
-        del x
         return jnp.sum(self.distribution.log_prob(x_new))

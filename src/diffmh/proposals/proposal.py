@@ -77,7 +77,6 @@ class Proposal(eqx.Module):
         """Raise a `ValueError` that says what is wrong if the proposal cannot move this state. `x`
         is one state with known values.
         """
-        del x
 
     # A proposal moves the complete state; only `On`, which moves a part, overrides these three.
     # Invariant: `with_moved_part(x, moved_part(x_new)) == x_new`, and `part_proposal` draws
@@ -126,14 +125,12 @@ class Coupling(eqx.Module):
         """The reason why this coupling does not fit the proposal, as a phrase that continues
         "`MyCoupling()`"; `None` if it fits. The kernel's error message contains it.
         """
-        del proposal
         return None
 
     def keeps_apart(self, kind: type[Proposal]) -> bool:
         """True if chains that are at different places certainly stay so, but for rounding, under
         proposals of this kind: estimators for which chains must meet refuse the pair.
         """
-        del kind
         return False
 
 

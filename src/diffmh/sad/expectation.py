@@ -87,7 +87,7 @@ class Expectation(Differentiable):
         value, jacobian = (
             eqx.Partial(mapped_over_chains, function) for function in (value, jacobian)
         )
-        return plan.unflatten(differentiable(value, jacobian, run.theta, run.key, given))
+        return plan.unflatten(differentiable(value, jacobian, None, run.theta, run.key, given))
 
     def per_chain(self, theta, key=None, *args):
         """The value of each replicate along a leading axis; differentiable."""

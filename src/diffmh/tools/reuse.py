@@ -47,7 +47,7 @@ class Reused(Differentiable):
         unflatten = Unflatten.of(jax.eval_shape(f, theta, x))
         value = eqx.Partial(_value, given)
         slope = eqx.Partial(_value_and_slope, given, explicit)
-        return unflatten(differentiable(value, slope, theta, key, args))
+        return unflatten(differentiable(value, slope, None, theta, key, args))
 
     def reweighted(self, args: tuple[Any, ...]) -> Reweighted:
         density = self.simulation.kernel.updates()[0].log_density
