@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..jaxprs import compat
-from ..jaxprs.program import Atom, Constant, Equation, Program, Variable
+from ..jaxprs.program import Atom, Constant, Equation, Program, Variable, every_equation
 from .interval import ANY, INFINITY, NOT_NEGATIVE, POSITIVE, Interval
 from .interval_functions import DECIDED, DOMAINS, INCREASING, of_function
 from .places import Places
@@ -216,11 +216,10 @@ class Bounds:
 
     def _are_total(self, program: Program) -> bool:
         return all(
-            all(map(self._are_total, equation.inner))
-            if equation.control is not None
-            else self._has_an_answer(equation)
+            equation.control is not None
+            or self._has_an_answer(equation)
             or not any(jnp.issubdtype(output.dtype, jnp.inexact) for output in equation.outputs)
-            for equation in program.equations
+            for equation in every_equation(program)
         )
 
     def _has_an_answer(self, equation: Equation, finite: bool = True) -> bool:

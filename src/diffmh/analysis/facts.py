@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..jaxprs import compat
-from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from ..jaxprs.program import (
+    Atom,
+    Cond,
+    Constant,
+    Equation,
+    Program,
+    Scan,
+    Variable,
+    While,
+    every_equation,
+)
 from .bounds import Bounds
 from .places import Places
 
@@ -38,10 +48,8 @@ class Facts:
         self._analytic: dict[Atom, bool] = {}
 
     def _enter(self, program: Program) -> None:
-        for equation in program.equations:
+        for equation in every_equation(program):
             self.defined_by.update(dict.fromkeys(equation.outputs, equation))
-            for inner in equation.inner:
-                self._enter(inner)
             self._alias(equation)
 
     def _alias(self, equation: Equation) -> None:

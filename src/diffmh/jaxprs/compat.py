@@ -37,7 +37,7 @@ from .params import sums_over_first as sums_over_first
 from .primitives import new_primitive as new_primitive
 from .primitives import result_types as result_types
 from .primitives import shaped as shaped
-from .program import Constant, Equation
+from .program import Equation
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
@@ -86,12 +86,7 @@ def is_traced_with(tree: Any, tracer: Any) -> bool:
 
 def moved(equation: Equation, moving: Sequence[bool]) -> list[bool]:
     """For each result of an equation, True if it has a symbolic derivative along `moving`."""
-    described = [
-        jax.ShapeDtypeStruct(jax.numpy.shape(atom.value), jax.numpy.result_type(atom.value))
-        if isinstance(atom, Constant)
-        else jax.ShapeDtypeStruct(atom.shape, atom.dtype)
-        for atom in equation.inputs
-    ]
+    described = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in equation.inputs]
     points = [kind for kind, moves in zip(described, moving, strict=True) if moves]
 
     def along(directions, operands, index):

@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from . import known, patterns
 from .patterns import Pattern
 from .primitives import IMPLEMENTATIONS
-from .program import Cond, Constant, Equation, Program, Scan, Variable, While
+from .program import Cond, Constant, Control, Equation, Program, Scan, Variable, While
 
 # Each of these tables is a way to read a program; tables are compared by identity. A table maps the
 # primitives that are calls to the parameter that holds their jaxpr. For differentiation:
@@ -253,7 +253,7 @@ def _fresh(variable: Any) -> Variable:
     return Variable(tuple(variable.aval.shape), variable.aval.dtype)
 
 
-def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | While | Cond | None:
+def _control(equation: Any, calls: dict[str, str], called_at: str) -> Control | None:
     params = equation.params
 
     def inner(closed):

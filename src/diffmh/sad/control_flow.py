@@ -289,7 +289,7 @@ class _WhileRun:
 
     @property
     def apart(self) -> bool:
-        return self.analysis.stops_apart(self.loop)
+        return self.analysis.goes_apart(self.equation)
 
     @property
     def accumulated(self) -> list[bool]:

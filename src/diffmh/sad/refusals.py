@@ -6,9 +6,9 @@ from ..analysis import jumps
 from ..analysis.steps import STEPS
 from ..base.validate import NotDifferentiable
 from ..jaxprs import compat
-from ..jaxprs.program import Equation, Program, While
+from ..jaxprs.program import Equation, Program, While, every_equation
 from . import primitives
-from .analysis import Analysis, every_equation
+from .analysis import Analysis
 from .draw import SAMPLE
 from .marker import LINEAR
 from .propose import PROPOSE

@@ -21,8 +21,19 @@ from jaxtyping import Array, Float
 
 from ..core.autodiff import moving
 from ..jaxprs import compat
-from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
-from .analysis import Analysis, spread, until_stable
+from ..jaxprs.program import (
+    Atom,
+    Cond,
+    Constant,
+    Equation,
+    Program,
+    Scan,
+    Variable,
+    While,
+    spread,
+    until_stable,
+)
+from .analysis import Analysis
 from .draw import SAMPLE
 
 
