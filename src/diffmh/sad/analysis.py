@@ -60,6 +60,8 @@ class Analysis:
 
     def concerns(self, equation: Equation) -> bool:
         """True if a derivative depends on what the equation computes."""
+        if equation.primitive == VALID:
+            return False  # The flag depends on the primal alone.
         return equation in self.branching or any(
             atom in self.tangent or atom in self.branched for atom in equation.inputs
         )

@@ -183,7 +183,8 @@ class Plan:
 
 
 def _is_left_to_jax(equation: Equation) -> bool:
-    return primitives.is_left_to_jax(equation.primitive)
+    name = equation.primitive
+    return name in primitives.BY_JAX and not primitives.is_known(name)
 
 
 def _make(run: Run) -> Plan:

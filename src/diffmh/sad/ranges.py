@@ -33,6 +33,7 @@ from ..jaxprs.program import (
     every_equation,
 )
 from .draw import SAMPLE, VALID
+from .refusals import at
 
 
 def checked(program: Program) -> Program:
@@ -146,8 +147,7 @@ def _refuse_condition(condition: Program) -> None:
     for equation in condition.equations:
         known = all(isinstance(atom, Constant) for atom in equation.inputs[1:])
         if (equation.primitive == SAMPLE and not known) or any(map(_draws, equation.inner)):
-            at = f" at {equation.where}" if equation.where else ""
             raise NotDifferentiable(
-                f"A draw in the condition of a `while_loop`{at} is not supported: draw in the body"
-                " and carry the result to the condition."
+                f"A draw in the condition of a `while_loop`{at(equation)} is not supported: draw"
+                " in the body and carry the result to the condition."
             )

@@ -50,24 +50,14 @@ class Held(eqx.Module):
         return self.primal.astype(float) if self.shadow is None else self.shadow
 
 
-class Replayed(eqx.Module):
-    """A program's results with its draws held fixed, their credits, and the log probability of the
-    draws.
-    """
-
-    outputs: list[Any]
-    credits: list[Any]
-    log_prob: Float[Array, ""]
-
-
 def replay(
     analysis: Analysis,
     program: Program,
     inputs: Sequence[Any],
     baseline: Callable[[Array], Array],
-) -> Replayed:
-    """Run a program with its draws held fixed, and credit the terms of its float results. The
-    analysis must be that of the primal's path alone (`by_terms`).
+) -> tuple[list[Any], list[Any], Float[Array, ""]]:
+    """A program's results with its draws held fixed, the credits of its float results, and the log
+    probability of the draws. The analysis must be that of the primal's path alone (`by_terms`).
     """
     player = Player(analysis, None, baseline)
     # Only float outputs are terms of the result; integers have no credit.
@@ -78,7 +68,7 @@ def replay(
     ]
     log_prob, outputs = player.run(program, jnp.zeros(()), held, real)
     credits = [_no_credit(one.primal) if one.credit is None else one.credit for one in outputs]
-    return Replayed([one.primal for one in outputs], credits, log_prob)
+    return [one.primal for one in outputs], credits, log_prob
 
 
 def smoothed(analysis: Analysis, program: Program, inputs: Sequence[Any]) -> list[Any]:
@@ -108,16 +98,17 @@ class Player:
         """The log probability so far, and the outputs. Some of them are taken linearly."""
         values: dict[Atom, Held] = dict(zip(program.inputs, inputs, strict=True))
         waiting, added_up = list(program.inputs), _added_up(program)
+
+        def read(atom: Atom) -> Held:
+            return Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+
         for equation in program.equations:
             if equation.control is not None or equation in self.analysis.branching:
                 # Credit as late as possible: there are fewer sums than terms.
                 self.credit_waiting(values, waiting, log_prob)
                 waiting = []
             flags = self.analysis.banks(equation)
-            operands = [
-                Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
-                for atom in equation.inputs
-            ]
+            operands = list(map(read, equation.inputs))
             if equation.control is not None or any(held.credit is not None for held in operands):
                 operands = self.all_credited(equation.inputs, operands, flags, log_prob)
             log_prob, outputs = self.play(equation, log_prob, operands, added_up)
@@ -125,10 +116,7 @@ class Player:
                 outputs = _passed_on(equation, operands, flags, outputs)
             values.update(zip(equation.outputs, outputs, strict=True))
             waiting.extend(equation.outputs)
-        outputs = [
-            Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
-            for atom in program.outputs
-        ]
+        outputs = list(map(read, program.outputs))
         return log_prob, self.all_credited(program.outputs, outputs, linearly, log_prob)
 
     def credit_waiting(
@@ -168,7 +156,7 @@ class Player:
             case Scan() as loop:
                 return self.scan(loop, equation, log_prob, operands, added_up)
             case While() as loop:
-                return self.while_loop(loop, equation, log_prob, operands)
+                return self.while_loop(loop, log_prob, operands)
             case Cond() as choice:
                 return self.cond(choice, equation, log_prob, operands)
         if equation.primitive == SAMPLE:
@@ -259,9 +247,7 @@ class Player:
         ]
         return log_prob, [*values, *ys]
 
-    def while_loop(
-        self, loop: While, equation: Equation, log_prob: Any, operands: list[Held]
-    ) -> Any:
+    def while_loop(self, loop: While, log_prob: Any, operands: list[Held]) -> Any:
         for_condition, for_body, start = loop.parts(operands)
 
         # No operand of a `while_loop` is linear (`by_terms`), so nothing is credited inside.

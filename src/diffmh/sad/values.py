@@ -219,15 +219,10 @@ def _pruned(
     return after, [kept.take(in_lanes(value, num_lanes)) for value in values]
 
 
-def drop_recoupled(world: World, values: Iterable[Value]) -> World:
+def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     """Set the weight to 0 for alternatives that agree with the primal in everything that is still
     used: they will agree from here on.
     """
-    branched = [Value(v.primal, None, v.alternative) for v in values if v.alternative is not None]
-    return world.replace(lanes=_dropped(world.lanes, branched))
-
-
-def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
     # Alive iff a value that is still used differs, here or, if pinned, outside of the loop.
     differs = [differs_in_lanes(value, num_lanes) for value in values]
