@@ -34,10 +34,11 @@ from ..jaxprs.program import (
     spread,
     until_stable,
 )
-from .entries import COMPARISONS, Open
+from .entries import Open
 from .facts import Facts, is_inexact
 from .sides import Prover
 from .steps import KNOWN, steps
+from .terms import COMPARED
 
 # A jump of an operand is a jump of the result, if the other operands are fixed.
 _PASSES_JUMPS = {
@@ -112,10 +113,7 @@ def jumps(
     walk = _Walk(Facts(program, theta, random), decisions, stepping)
     walk.through(program)
     # A step that is open at any output is a jump; it is certain if it is at one of them.
-    found: dict[Equation, bool] = {}
-    for output in program.outputs:
-        for step, certain in walk.open(output).items():
-            found[step] = found.get(step, False) or certain
+    found = _merged(*map(walk.open, program.outputs))
     return [Jump(step.where, step.primitive, certain) for step, certain in found.items()]
 
 
@@ -178,7 +176,7 @@ class _Walk:
             # continuous below.
             certain = not is_inexact(output) or equation.primitive in ("floor", "ceil", "round")
             born = {equation: certain} if output in new else {}
-            if equation.primitive in ("lt", "le", "gt", "ge", "eq", "ne", "is_finite", "sign"):
+            if equation.primitive in {*COMPARED, "is_finite", "sign"}:
                 born = dict.fromkeys(born, False)
             self._leave(output, {**incoming, **born})
 
@@ -192,7 +190,7 @@ class _Walk:
         # A step needs a moved operand: a jump at a place that does not depend on theta contributes
         # nothing to the derivative.
         found = steps(self.facts, equation)
-        if found and equation.primitive in COMPARISONS and self._prover.is_decided(equation):
+        if found and equation.primitive in COMPARED and self._prover.is_decided(equation):
             return ()
         return found
 
@@ -200,16 +198,12 @@ class _Walk:
         """The open steps of the operands. A proved jump stays proved if it only passes through."""
         passes = equation.primitive in _PASSES_JUMPS or self._is_scaling(equation)
         index = self._own_order(equation)
-        found: dict[Equation, bool] = {}
         inputs = equation.inputs
         if equation.primitive == "select_n":
             case = self.facts.bounds.decided_case(equation)
             inputs = inputs if case is None else (inputs[1 + case],)
-        for atom in inputs:
-            for step, certain in self.open(atom).items():
-                if step is not index:
-                    found[step] = found.get(step, False) or (certain and passes)
-        return found
+        found = _merged(*map(self.open, inputs)).items()
+        return {step: certain and passes for step, certain in found if step is not index}
 
     def _is_scaling(self, equation: Equation) -> bool:
         """True if the equation multiplies or divides by nonzero numbers, or selects by a condition
@@ -301,6 +295,7 @@ class _Walk:
 
 
 def _merged(*several: Open) -> dict[Equation, bool]:
+    """All of the steps; one is certain if it is in any of them."""
     found: dict[Equation, bool] = {}
     for opened in several:
         for step, certain in opened.items():

@@ -214,6 +214,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_ON_NAMED_AXES.split(), _same_axes),
     "bitcast_convert_type": _bitcast,
+    "dynamic_update_slice": _dynamic_update,
 }
 
 _OPERATIONS: dict[type, Rule] = {
@@ -224,6 +225,5 @@ _OPERATIONS: dict[type, Rule] = {
     operations.Logical: _of_one(_logical),
     operations.Pad: _pad,
     operations.DynamicSlice: _dynamic_slice,
-    operations.DynamicUpdate: _dynamic_update,
     operations.Lookup: _lookup,
 }

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 T = TypeVar("T")
 Three = tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]
@@ -31,6 +32,11 @@ class Constant:
     """A literal, or a value that the program closes over."""
 
     value: Any
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """The value as an array; `None` if it is being traced."""
+        return None if isinstance(self.value, Tracer) else np.asarray(self.value)
 
     @property
     def shape(self) -> tuple[int, ...]:

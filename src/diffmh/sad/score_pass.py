@@ -9,6 +9,7 @@ depend on draws have a *shadow*: a float of the same value through which JAX dif
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -226,13 +227,11 @@ class Player:
             return (log_prob, values, totals), ys
 
         # The credits of values that are only summed later are summed here, to save memory.
-        empty = [
-            jnp.zeros(variable.shape[1:], variable.dtype) if variable in added_up else None
-            for variable in stacked
-        ]
         totals = [
-            None if zeros is None else self.foreseen_credit(variable, Held(zeros))
-            for zeros, variable in zip(empty, stacked, strict=True)
+            self.foreseen_credit(variable, Held(jnp.zeros(variable.shape[1:], variable.dtype)))
+            if variable in added_up
+            else None
+            for variable in stacked
         ]
         (log_prob, values, totals), ys = jax.lax.scan(
             step,
@@ -300,10 +299,9 @@ def _passed_on(
 
 def _added_up(program: Program) -> set[Atom]:
     """The variables whose only use is a sum over their first axis."""
-    uses: dict[Atom, int] = {}
+    uses = collections.Counter(a for equation in program.equations for a in equation.inputs)
     # The outputs count as uses: a value that leaves the program is used once more.
-    for atom in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
-        uses[atom] = uses.get(atom, 0) + 1
+    uses.update(program.outputs)
     return {
         equation.inputs[0]
         for equation in program.equations
