@@ -1,6 +1,6 @@
 """The entry to everything that JAX may change between versions. Only this folder reads jaxprs.
 
-`inlining` turns jaxprs into programs, `params` reads the operation of an equation, `patterns`
+`inlining` turns jaxprs into programs, `params` reads the operation of an equation, `known`
 recognises known functions and `primitives` defines our own primitives. The functions in this file
 answer questions about a function by tracing it.
 """

@@ -15,8 +15,7 @@ import jax.extend.core
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-from . import known, patterns
-from .patterns import Pattern
+from . import known
 from .primitives import IMPLEMENTATIONS
 from .program import Cond, Constant, Control, Equation, Program, Scan, Variable, While
 
@@ -82,7 +81,7 @@ def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program
     equations: list[tuple[Equation, bool]] = []
     outputs = _inline(closed, calls, inputs, equations, called_at)
     if calls is _CALLS or calls is _BODIES:
-        patterns.vouch_for_known(equations, _patterns())
+        known.vouch_for_known(equations, _patterns())
     # Backward, so that all uses of an equation are known before the equation itself. A step whose
     # result is unused must not count as a step of the function.
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
@@ -139,7 +138,7 @@ def _inline(
 
 
 @functools.cache
-def _patterns() -> tuple[Pattern, ...]:
+def _patterns() -> tuple[known.Pattern, ...]:
     """The patterns of functions that are known to be continuous but are not calls."""
     found = []
     kinds = (dict(_CALLS), dict(_BODIES))  # Tables without patterns of their own.
@@ -152,7 +151,7 @@ def _patterns() -> tuple[Pattern, ...]:
         _inline(closed, calls, inputs, equations, "")
         # An equation that hides its computation would match any other.
         if not any("custom" in equation.primitive for equation, _ in equations):
-            found.append(patterns.pattern_of([equation for equation, _ in equations]))
+            found.append(known.pattern_of([equation for equation, _ in equations]))
     return tuple(dict.fromkeys(found))
 
 

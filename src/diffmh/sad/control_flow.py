@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
+from ..base import trees
 from ..jaxprs.program import Constant, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
@@ -30,7 +31,6 @@ from .values import (
     in_lanes,
     pin,
     prune,
-    select_slots,
 )
 
 
@@ -408,7 +408,8 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
     if old.tangent is not None:
         tangent = choose(new.tangents(world.num_parameters, world.weight.dtype), old.tangent)
     primal = choose(new.primal, old.primal)
-    slots = select_slots(runs.slots, in_lanes(new, world.num_slots), in_lanes(old, world.num_slots))
+    after, before = (in_lanes(value, world.num_slots) for value in (new, old))
+    slots = trees.select(runs.slots, after, before)
     if not banked:
         return Value(primal, tangent, slots)
     # slots − old is the alternative's term of this iteration, or 0 if it has stopped. primal − old

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from ..base import trees
 from ..core import values as algebra
 from ..core.autodiff import moving
 from ..core.values import Value as Value
@@ -259,13 +260,8 @@ def forget(value: Value, replaced: Bool[Array, "K"]) -> Value:
     return Value(
         value.primal,
         value.tangent,
-        select_slots(replaced, value.primal[None], value.alternative),
+        trees.select(replaced, value.primal[None], value.alternative),
     )
-
-
-def select_slots(condition: Bool[Array, "K"], chosen: Any, other: Any) -> Any:
-    """`chosen` in the slots where `condition` holds."""
-    return jnp.where(condition.reshape(-1, *(1,) * (jnp.ndim(other) - 1)), chosen, other)
 
 
 def same(a: Any, b: Any) -> Any:
