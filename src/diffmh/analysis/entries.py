@@ -87,7 +87,7 @@ class Builder:
         if value is not None and value.ndim and is_one_place(index):
             value = value[index]
         different = np.unique([] if value is None else value)
-        if different.size != 1 or np.iscomplexobj(value):
+        if different.size != 1 or np.iscomplexobj(different):
             return self.algebra.unknown(("input", self.facts.number(atom), index))
         one = float(different.item())
         if math.isnan(one):
