@@ -21,8 +21,8 @@ from timing import best_times, row
 
 import diffmh
 from diffmh import sad
+from diffmh.base.sums import mean_of_others
 from diffmh.models import gaussian, mixture
-from diffmh.sad.baseline import others_mean
 from diffmh.sad.derivative import MOST_TANGENTS, Run, jacobian
 from diffmh.sad.derivative import scored as scored_run
 from diffmh.sad.estimators import Runs
@@ -162,7 +162,7 @@ def plain_score(runs):
         return jacobian(both, run.theta, runs.reverse)
 
     value, slope = runs.each(one)
-    return slope[:, :-1] + slope[:, -1:] * (value - others_mean(value))
+    return slope[:, :-1] + slope[:, -1:] * (value - mean_of_others(value))
 
 
 def many_parameters(num_replicates=64):

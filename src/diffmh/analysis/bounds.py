@@ -8,17 +8,20 @@ ends of an interval may be open: `exp(x)` lies in (0, ∞).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..jaxprs import compat
-from ..jaxprs.program import Atom, Constant, Equation, Program, Variable
+from ..jaxprs.program import Atom, Constant, Equation, Program, Variable, every_equation
 from .interval import ANY, INFINITY, NOT_NEGATIVE, POSITIVE, Interval
-from .interval_functions import DECIDED, DOMAINS, INCREASING, of_function
-from .places import Places
+from .interval_functions import DOMAINS, INCREASING, decided, of_function
+from .terms import COMPARED
+
+if TYPE_CHECKING:
+    from .facts import Facts
 
 # These return some of the values of the first operand, possibly rearranged.
 MOVES_VALUES = {
@@ -49,20 +52,10 @@ _OF_INTEGERS = MOVES_VALUES | {
 
 
 class Bounds:
-    """The intervals of a program's values. `aliases` maps the inputs of inner programs to values
-    outside. Values that are not in `random` do not depend on random values.
-    """
+    """The intervals of a program's values."""
 
-    def __init__(
-        self,
-        defined_by: Mapping[Variable, Equation],
-        aliases: Mapping[Variable, Atom],
-        random: Container[Any],
-        body_output: Callable[[Equation, Variable], Atom | None],
-        places: Places,
-    ):
-        self._defined_by, self._aliases, self._random = defined_by, aliases, random
-        self._body_output, self.places = body_output, places
+    def __init__(self, facts: Facts):
+        self.facts = facts
         # Proves that a matrix is positive definite; set by a caller that can see its entries.
         self.is_definite: Callable[[Atom], bool] = lambda matrix: False
         self._known: dict[Atom, Interval] = {}
@@ -70,6 +63,7 @@ class Bounds:
 
     def of(self, atom: Atom) -> Interval:
         """An interval that contains all entries of an array."""
+        atom = self.facts.resolve(atom)
         if isinstance(atom, Constant):
             return _of_constant(atom)
         if atom not in self._known:
@@ -78,12 +72,10 @@ class Bounds:
         return self._known[atom]
 
     def _of_variable(self, variable: Variable) -> Interval:
-        if variable in self._aliases:
-            return self.of(self._aliases[variable])
-        equation = self._defined_by.get(variable)
+        equation = self.facts.defined_by.get(variable)
         if equation is None:
             return ANY
-        inner = self._body_output(equation, variable)
+        inner = self.facts.body_output(equation, variable)
         if inner is not None:
             return self.of(inner)
         whole = not jnp.issubdtype(variable.dtype, jnp.floating)
@@ -123,12 +115,11 @@ class Bounds:
 
     def truth(self, atom: Atom) -> bool | None:
         """The value of a boolean if it is the same everywhere, else `None`."""
+        atom = self.facts.resolve(atom)
         if isinstance(atom, Constant):
-            values = None if isinstance(atom.value, compat.Tracer) else np.unique(atom.value)
-            return bool(values[0]) if values is not None and len(values) == 1 else None
-        if atom in self._aliases:
-            return self.truth(self._aliases[atom])
-        equation = self._defined_by.get(atom)
+            value = _number(atom)
+            return None if value is None else bool(value)
+        equation = self.facts.defined_by.get(atom)
         if equation is None or atom.dtype != jnp.bool_:
             return None
         # Only a value that is the same in every entry and for every input is known.
@@ -146,7 +137,7 @@ class Bounds:
             return ends if ends in values else (None if None in values else not ends)
         if name == "is_finite" and self.is_steady(inputs[0]) and self._is_finite(inputs[0]):
             return True
-        return self._compared(equation) if name in DECIDED else None
+        return self._compared(equation) if name in COMPARED else None
 
     def _compared(self, equation: Equation) -> bool | None:
         left, right = equation.inputs
@@ -159,7 +150,7 @@ class Bounds:
             infinite = [_is_infinite(atom) for atom in (left, right)]
             if any(infinite):
                 return name == "ne" if self._is_finite(left if infinite[1] else right) else None
-        return DECIDED[name](self.of(left), self.of(right))
+        return decided(name, self.of(left), self.of(right))
 
     def decided_case(self, select: Equation) -> int | None:
         """The case of a `select_n` that is taken everywhere, if known."""
@@ -169,9 +160,7 @@ class Bounds:
     def _is_finite(self, atom: Atom) -> bool:
         """True if the value is finite for all finite inputs."""
         if isinstance(atom, Constant):
-            return not isinstance(atom.value, compat.Tracer) and bool(
-                np.all(np.isfinite(np.asarray(atom.value)))
-            )
+            return atom.known is not None and bool(np.all(np.isfinite(atom.known)))
         return self.is_steady(atom, finite=True)
 
     def is_steady(self, atom: Atom, finite: bool = False) -> bool:
@@ -181,7 +170,7 @@ class Bounds:
         if isinstance(atom, Constant):
             return self._is_finite(atom) if finite else True
         # At a given theta, a value that is not random is one number: either finite or not.
-        if not finite and atom not in self._random:
+        if not finite and atom not in self.facts.random:
             return True
         key = (atom, finite)
         if key not in self._steady:  # pyright: ignore
@@ -194,12 +183,12 @@ class Bounds:
         # Integers are always finite; so are inputs, by assumption.
         if not jnp.issubdtype(variable.dtype, jnp.inexact):
             return True
-        if variable in self._aliases:
-            return self.is_steady(self._aliases[variable], finite)
-        equation = self._defined_by.get(variable)
+        if variable in self.facts.aliases:
+            return self.is_steady(self.facts.aliases[variable], finite)
+        equation = self.facts.defined_by.get(variable)
         if equation is None:
             return True
-        inner = self._body_output(equation, variable)
+        inner = self.facts.body_output(equation, variable)
         if inner is not None:
             return self.is_steady(inner, finite)
         operands = equation.inputs
@@ -216,11 +205,10 @@ class Bounds:
 
     def _are_total(self, program: Program) -> bool:
         return all(
-            all(map(self._are_total, equation.inner))
-            if equation.control is not None
-            else self._has_an_answer(equation)
+            equation.control is not None
+            or self._has_an_answer(equation)
             or not any(jnp.issubdtype(output.dtype, jnp.inexact) for output in equation.outputs)
-            for equation in program.equations
+            for equation in every_equation(program)
         )
 
     def _has_an_answer(self, equation: Equation, finite: bool = True) -> bool:
@@ -229,7 +217,7 @@ class Bounds:
         """
 
         def free(atom: Atom) -> bool:
-            return not finite and atom not in self._random
+            return not finite and atom not in self.facts.random
 
         name, inputs = equation.primitive, equation.inputs
         last = inputs[-1] if inputs else None
@@ -261,15 +249,14 @@ class Bounds:
 
 
 def _is_infinite(atom: Atom) -> bool:
-    if not isinstance(atom, Constant) or isinstance(atom.value, compat.Tracer):
-        return False
-    return bool(np.all(np.isinf(np.asarray(atom.value))))
+    known = atom.known if isinstance(atom, Constant) else None
+    return known is not None and bool(np.all(np.isinf(known)))
 
 
 def _of_constant(atom: Constant) -> Interval:
-    if isinstance(atom.value, compat.Tracer):
+    value = atom.known
+    if value is None:
         return ANY
-    value = np.asarray(atom.value)
     is_number = np.issubdtype(value.dtype, np.number) or value.dtype == jnp.bfloat16
     if not is_number or not value.size or np.any(np.isnan(value)) or np.iscomplexobj(value):
         return ANY
@@ -310,7 +297,7 @@ def _running_product(bounds: Bounds, equation: Equation) -> Interval:
 
 def _scattered(bounds: Bounds, equation: Equation) -> Interval:
     """The sum of an entry and at most one other that is added to it."""
-    if bounds.places.sources(equation) is None:
+    if bounds.facts.places.sources(equation) is None:
         return ANY
     array, _, added = map(bounds.of, equation.inputs)
     return array.hull(array + added)
@@ -346,7 +333,7 @@ def _bits(bounds: Bounds, equation: Equation) -> Interval:
     """A float with the exponent of 1 and random other bits, as `uniform` makes it. Nothing steps at
     the ends of the range of a draw, so they are excluded.
     """
-    made = bounds._defined_by.get(equation.inputs[0])  # pyright: ignore
+    made = bounds.facts.definition(equation.inputs[0])
     if made is None or made.primitive != "or":
         return ANY
     # `bits >> (width − mantissa) | exponent of 1`: a float in [1, 2).
@@ -354,8 +341,8 @@ def _bits(bounds: Bounds, equation: Equation) -> Interval:
     pattern = one.view(f"u{one.dtype.itemsize}")
     mantissa = jnp.finfo(one.dtype).nmant
     exponents = [_number(atom) for atom in made.inputs]
-    shifted = [bounds._defined_by.get(atom) for atom in made.inputs]  # pyright: ignore
-    for exponent, shift in zip(exponents, reversed(shifted), strict=True):
+    shifted = map(bounds.facts.definition, made.inputs)
+    for exponent, shift in zip(reversed(exponents), shifted, strict=True):
         if exponent == pattern and shift is not None:
             places = _number(shift.inputs[1]) if shift.primitive == "shift_right_logical" else None
             if places == one.dtype.itemsize * 8 - mantissa:
@@ -364,10 +351,9 @@ def _bits(bounds: Bounds, equation: Equation) -> Interval:
 
 
 def _number(atom: Atom) -> Any:
-    if not isinstance(atom, Constant) or isinstance(atom.value, compat.Tracer):
-        return None
-    value = np.unique(np.asarray(atom.value))
-    return value[0] if len(value) == 1 else None
+    known = atom.known if isinstance(atom, Constant) else None
+    values = () if known is None else np.unique(known)
+    return values[0] if len(values) == 1 else None
 
 
 _RULES: dict[str, Callable[[Bounds, Equation], Interval]] = {

@@ -11,6 +11,7 @@ docs/continuity.md has the rules and their limits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
@@ -22,11 +23,22 @@ from jaxtyping import PyTree
 from ..base.validate import NotDifferentiable
 from ..jaxprs import compat
 from ..jaxprs.once import with_lines
-from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
-from .entries import COMPARISONS, Open
+from ..jaxprs.program import (
+    Atom,
+    Cond,
+    Control,
+    Equation,
+    Program,
+    Variable,
+    every_equation,
+    spread,
+    until_stable,
+)
+from .entries import Open
 from .facts import Facts, is_inexact
 from .sides import Prover
 from .steps import KNOWN, steps
+from .terms import COMPARED
 
 # A jump of an operand is a jump of the result, if the other operands are fixed.
 _PASSES_JUMPS = {
@@ -101,22 +113,16 @@ def jumps(
     walk = _Walk(Facts(program, theta, random), decisions, stepping)
     walk.through(program)
     # A step that is open at any output is a jump; it is certain if it is at one of them.
-    found: dict[Equation, bool] = {}
-    for output in program.outputs:
-        for step, certain in walk.open(output).items():
-            found[step] = found.get(step, False) or certain
+    found = _merged(*map(walk.open, program.outputs))
     return [Jump(step.where, step.primitive, certain) for step, certain in found.items()]
 
 
 def _follow(program: Program, reached: set[Variable]) -> None:
     """Add everything that is computed from variables in the set."""
-    size = -1
-    while size != len(reached):
-        size = len(reached)
-        _follow_once(program, reached)
+    until_stable(functools.partial(_follow_once, reached, program), (reached,))
 
 
-def _follow_once(program: Program, reached: set[Variable]) -> None:
+def _follow_once(reached: set[Variable], program: Program) -> None:
     for equation in program.equations:
         if equation.primitive == "stop_gradient":
             continue
@@ -124,25 +130,14 @@ def _follow_once(program: Program, reached: set[Variable]) -> None:
             if any(atom in reached for atom in equation.inputs):
                 reached.update(equation.outputs)
             continue
-        edges = equation.control.edges()
-        for operand, targets in zip(equation.inputs, edges.into, strict=True):
-            if operand in reached:
-                # An operand without an inner input is a predicate: it affects every output.
-                reached.update(targets or equation.outputs)
-        for inner in equation.inner:
-            _follow_once(inner, reached)
-        reached.update(target for source, target in edges.around if source in reached)
-        for output, sources in zip(equation.outputs, edges.out, strict=True):
-            if any(source in reached for source in sources):
-                reached.add(output)
-        if isinstance(equation.control, While) and equation.control.condition.outputs[0] in reached:
+        spread(equation, (reached,), functools.partial(_follow_once, reached))
+        # A predicate affects every output.
+        if equation.decider in reached:
             reached.update(equation.outputs)
 
 
 def _refuse_unknown(program: Program, theta: set[Variable]) -> None:
-    for equation in program.equations:
-        for inner in equation.inner:
-            _refuse_unknown(inner, theta)
+    for equation in every_equation(program):
         known = equation.control is not None or equation.primitive in KNOWN or equation.vouched
         if not known and any(atom in theta for atom in equation.inputs):
             raise NotDifferentiable(
@@ -160,21 +155,18 @@ class _Walk:
         self._opens: dict[Variable, Open] = {}
         self._prover = Prover(facts, self._opens)
 
-    def open(self, atom: Atom) -> Open:
-        return {} if isinstance(atom, Constant) else self._opens.get(atom, {})
+    def open(self, atom: Atom | None) -> Open:
+        return self._opens.get(atom, {}) if isinstance(atom, Variable) else {}
 
     def through(self, program: Program) -> None:
         for equation in program.equations:
             if equation.primitive == "stop_gradient":
                 continue
             # Loops that the user declared continuous are not examined.
-            match None if equation.vouched else equation.control:
-                case None:
-                    self._primitive(equation)
-                case Cond():
-                    self._cond(equation)
-                case Scan() | While():
-                    self._loop(equation)
+            if equation.control is None or equation.vouched:
+                self._primitive(equation)
+            else:
+                self._control(equation, equation.control)
 
     def _primitive(self, equation: Equation) -> None:
         incoming = self._incoming(equation)
@@ -184,7 +176,7 @@ class _Walk:
             # continuous below.
             certain = not is_inexact(output) or equation.primitive in ("floor", "ceil", "round")
             born = {equation: certain} if output in new else {}
-            if equation.primitive in ("lt", "le", "gt", "ge", "eq", "ne", "is_finite", "sign"):
+            if equation.primitive in {*COMPARED, "is_finite", "sign"}:
                 born = dict.fromkeys(born, False)
             self._leave(output, {**incoming, **born})
 
@@ -198,7 +190,7 @@ class _Walk:
         # A step needs a moved operand: a jump at a place that does not depend on theta contributes
         # nothing to the derivative.
         found = steps(self.facts, equation)
-        if found and equation.primitive in COMPARISONS and self._prover.is_decided(equation):
+        if found and equation.primitive in COMPARED and self._prover.is_decided(equation):
             return ()
         return found
 
@@ -206,16 +198,12 @@ class _Walk:
         """The open steps of the operands. A proved jump stays proved if it only passes through."""
         passes = equation.primitive in _PASSES_JUMPS or self._is_scaling(equation)
         index = self._own_order(equation)
-        found: dict[Equation, bool] = {}
         inputs = equation.inputs
         if equation.primitive == "select_n":
             case = self.facts.bounds.decided_case(equation)
             inputs = inputs if case is None else (inputs[1 + case],)
-        for atom in inputs:
-            for step, certain in self.open(atom).items():
-                if step is not index:
-                    found[step] = found.get(step, False) or (certain and passes)
-        return found
+        found = _merged(*map(self.open, inputs)).items()
+        return {step: certain and passes for step, certain in found if step is not index}
 
     def _is_scaling(self, equation: Equation) -> bool:
         """True if the equation multiplies or divides by nonzero numbers, or selects by a condition
@@ -277,23 +265,8 @@ class _Walk:
         if steps and is_inexact(output):
             self._opens[output] = self._prover.remaining(output, steps)
 
-    def _cond(self, equation: Equation) -> None:
-        assert isinstance(equation.control, Cond)
-        for branch in equation.control.branches:
-            for inner, operand in zip(branch.inputs, equation.inputs[1:], strict=True):
-                self._opens[inner] = self.open(operand)
-            self.through(branch)
-        # Where the index jumps, another branch is taken. Each output may jump there, unless its
-        # branches agree, which `_leave` tries to prove.
-        deciding = dict.fromkeys(self.open(equation.inputs[0]), False)
-        outs = equation.control.edges().out
-        for output, sources in zip(equation.outputs, outs, strict=True):
-            self._leave(output, _merged(deciding, *map(self.open, sources)))
-
-    def _loop(self, equation: Equation) -> None:
+    def _control(self, equation: Equation, control: Control) -> None:
         """Repeat until the set of carried steps no longer grows."""
-        control = equation.control
-        assert control is not None
         edges = control.edges()
         for operand, targets in zip(equation.inputs, edges.into, strict=True):
             for target in targets:
@@ -301,23 +274,28 @@ class _Walk:
         before = -1
         while before != (size := sum(len(self.open(target)) for _, target in edges.around)):
             before = size
-            # Discard terms that were built with fewer open steps: an unknown may jump only now.
-            self._prover.forget()
+            if edges.around:
+                # Discard terms that were built with fewer open steps: an unknown may jump only now.
+                self._prover.forget()
             for inner in equation.inner:
                 self.through(inner)
             for source, target in edges.around:
                 self._opens[target] = _merged(self.open(target), self.open(source))
-        stopping: Open = {}
-        if isinstance(control, While):
-            stopping = dict.fromkeys(self.open(control.condition.outputs[0]), False)
+        # Where the index of a conditional jumps, another branch is taken; where a condition does,
+        # a loop ends. Each output may jump there.
+        deciding = dict.fromkeys(self.open(equation.decider), False)
         for output, sources in zip(equation.outputs, edges.out, strict=True):
-            # The results of a loop are those of its last iteration, whose steps were examined.
-            opened = _merged(stopping, *map(self.open, sources))
-            if opened:
+            opened = _merged(deciding, *map(self.open, sources))
+            if isinstance(control, Cond):
+                # Unless its branches agree, which `_leave` tries to prove.
+                self._leave(output, opened)
+            elif opened:
+                # The results of a loop are those of its last iteration, whose steps were examined.
                 self._opens[output] = opened
 
 
 def _merged(*several: Open) -> dict[Equation, bool]:
+    """All of the steps; one is certain if it is in any of them."""
     found: dict[Equation, bool] = {}
     for opened in several:
         for step, certain in opened.items():

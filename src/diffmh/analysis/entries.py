@@ -15,20 +15,18 @@ from collections.abc import Hashable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ..jaxprs import compat
 from ..jaxprs.program import Atom, Cond, Constant, Equation, Variable
 from . import matrices, terms
 from .algebra import Algebra
 from .entry_rules import RULES, is_arithmetic
 from .facts import Facts, is_complex, is_inexact
-from .indices import Index, entry_of, moved_index, part_of
+from .indices import Index, entry_of, is_one_place, moved_index, part_of
 from .interval import ANY, Interval
-from .interval_functions import DECIDED, of_function
-from .terms import Proposition, Term, TooLarge
+from .interval_functions import decided, of_function
+from .terms import COMPARED, Proposition, Term, TooLarge
 
 Open = Mapping[Equation, bool]
 
-COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 # A value with a longer history or more entries than this is an unknown of its own.
 _DEEPEST, _MOST_ENTRIES = 60, 2000
 _FUNCTIONS = {
@@ -85,15 +83,13 @@ class Builder:
         return self._terms[key]
 
     def _constant(self, atom: Constant, index: Index) -> Term:
-        if isinstance(atom.value, compat.Tracer):
-            return self.algebra.unknown(("input", self.facts.number(atom), index))
-        value = np.asarray(atom.value)
-        if value.ndim and all(isinstance(place, int) for place in index):
+        value = atom.known
+        if value is not None and value.ndim and is_one_place(index):
             value = value[index]
-        different = np.unique(value) if value.size else value
-        if different.size != 1 or np.iscomplexobj(value):
+        different = np.unique([] if value is None else value)
+        if different.size != 1 or np.iscomplexobj(different):
             return self.algebra.unknown(("input", self.facts.number(atom), index))
-        one = float(different.reshape(())) if value.dtype != bool else float(different.item())
+        one = float(different.item())
         if math.isnan(one):
             return self.algebra.unknown("nan")
         return terms.number(one) if math.isfinite(one) else self.algebra.infinite(one)
@@ -271,7 +267,7 @@ class Builder:
                 if is_number is not None and wanted in (0.0, 1.0):
                     same = is_number[int(wanted)]
                     return same if name == "eq" else self.algebra.logic("not", same)
-            if name in COMPARISONS and not any(map(is_complex, inputs)):
+            if name in COMPARED and not any(map(is_complex, inputs)):
                 return self._comparison(equation, index)
         key: Hashable = (self.facts.number(variable), index)
         steps = frozenset(self._opens.get(variable, ()))
@@ -287,10 +283,14 @@ class Builder:
             # The same for all random values, but NaN at some theta.
             return Proposition("unknown", (("comparison", self.facts.number(left), index),))
         difference = self.algebra.subtract(*self.operands(equation, index))
-        condition = self.algebra.compare(equation.primitive, difference)
+        outcome = decided(equation.primitive, self.interval(difference), Interval(0.0, 0.0))
+        if outcome is not None:
+            return terms.known(outcome)
+        return self.compared(equation.primitive, difference, equation)
+
+    def compared(self, kind: str, term: Term, equation: Equation) -> Proposition:
+        """The comparison of a term with 0 that an equation makes."""
+        condition = self.algebra.compare(kind, term)
         if condition.kind != "known":
-            decided = DECIDED[equation.primitive](self.interval(difference), Interval(0.0, 0.0))
-            if decided is not None:
-                return terms.known(decided)
-            self.origins.setdefault(condition.parts[0], set()).add(equation)  # pyright: ignore
+            self.origins.setdefault(condition.parts[0], set()).add(equation)
         return condition

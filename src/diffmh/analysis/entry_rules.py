@@ -73,13 +73,9 @@ def _sign(builder: Builder, equation: Equation, index: Index) -> Term | None:
     (operand,) = builder.operands(equation, index)
     if is_complex(equation.inputs[0]):
         return None
-    for kind in ("gt", "lt"):
-        condition = algebra.compare(kind, operand)
-        if condition.kind != "known":
-            builder.origins.setdefault(condition.parts[0], set()).add(equation)  # pyright: ignore
     # sign(t) = 1 if t > 0, −1 if t < 0, else 0.
-    below = algebra.choose(algebra.compare("lt", operand), terms.number(-1.0), terms.ZERO)
-    return algebra.choose(algebra.compare("gt", operand), terms.ONE, below)
+    above, below = (builder.compared(kind, operand, equation) for kind in ("gt", "lt"))
+    return algebra.choose(above, terms.ONE, algebra.choose(below, terms.number(-1.0), terms.ZERO))
 
 
 def _angle(builder: Builder, equation: Equation, index: Index) -> Term | None:
@@ -88,9 +84,7 @@ def _angle(builder: Builder, equation: Equation, index: Index) -> Term | None:
         return None
     algebra = builder.algebra
     y, x = builder.operands(equation, index)
-    condition = algebra.compare("lt", y)
-    if condition.kind != "known":
-        builder.origins.setdefault(condition.parts[0], set()).add(equation)  # pyright: ignore
+    condition = builder.compared("lt", y, equation)
     # For x < 0: atan2(y, x) = atan(y/x) + π if y ≥ 0, − π if y < 0.
     turn = algebra.choose(condition, terms.number(-math.pi), terms.number(math.pi))
     return algebra.add(algebra.function("atan", algebra.divide(y, x)), turn)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..jaxprs import compat
-from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
+from ..jaxprs.program import Atom, Constant, Equation, Program, Scan, Variable, every_equation
 from .bounds import Bounds
 from .places import Places
 
@@ -31,35 +31,26 @@ class Facts:
         self._numbers: dict[Atom, int] = {}
         self._numbered: dict[Hashable, int] = {}
         self._enter(program)
-        self.places = Places(self.resolve, self.defined_by)
-        self.bounds = Bounds(
-            self.defined_by, self.aliases, self.random, self.body_output, self.places
-        )
+        self.places, self.bounds = Places(self), Bounds(self)
         self._analytic: dict[Atom, bool] = {}
 
     def _enter(self, program: Program) -> None:
-        for equation in program.equations:
+        for equation in every_equation(program):
             self.defined_by.update(dict.fromkeys(equation.outputs, equation))
-            for inner in equation.inner:
-                self._enter(inner)
             self._alias(equation)
 
     def _alias(self, equation: Equation) -> None:
-        control, inputs = equation.control, equation.inputs
-        if isinstance(control, Cond):
-            for branch in control.branches:
-                # The operands of a conditional and the constants of a loop are the same value in
-                # every iteration. Carried values are not, so they have no alias.
-                self.aliases.update(zip(branch.inputs, inputs[1:], strict=True))
-        elif isinstance(control, Scan):
-            count = control.num_constants
-            self.aliases.update(zip(control.body.inputs[:count], inputs[:count], strict=True))
-        elif isinstance(control, While):
-            of_condition, of_body, _ = control.parts(inputs)
-            self.aliases.update(
-                zip(control.condition.inputs[: len(of_condition)], of_condition, strict=True)
-            )
-            self.aliases.update(zip(control.body.inputs[: len(of_body)], of_body, strict=True))
+        control = equation.control
+        if control is None:
+            return
+        edges = control.edges()
+        # The operands of a conditional and the constants of a loop are the same value in every
+        # iteration. Carried values and slices are not, so they have no alias.
+        changing = {target for _, target in edges.around}
+        if isinstance(control, Scan):
+            changing.update(control.parts(control.body.inputs)[2])
+        for operand, targets in zip(equation.inputs, edges.into, strict=True):
+            self.aliases.update((target, operand) for target in targets if target not in changing)
 
     def body_output(self, equation: Equation, output: Variable) -> Atom | None:
         """The value of this output inside the body of a function with a custom derivative."""

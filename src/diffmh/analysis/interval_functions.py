@@ -98,7 +98,19 @@ _FUNCTIONS: dict[str, Callable[..., Interval]] = {
 }
 
 
-# Three-valued: True or False only if the comparison holds, or fails, for all pairs of numbers.
+def decided(comparison: str, a: Interval, b: Interval) -> bool | None:
+    """True or False if that is the outcome for all numbers of two intervals, else `None`."""
+    match comparison:
+        case "lt":
+            return _less(a, b)
+        case "gt":
+            return _less(b, a)
+        case "eq":
+            return _equal(a, b)
+    opposite = decided({"le": "gt", "ge": "lt", "ne": "eq"}[comparison], a, b)
+    return None if opposite is None else not opposite
+
+
 def _less(a: Interval, b: Interval) -> bool | None:
     """`a < b` for all of their numbers."""
     if a.high < b.low or (a.high == b.low and (a.high_open or b.low_open)):
@@ -106,38 +118,7 @@ def _less(a: Interval, b: Interval) -> bool | None:
     return False if a.low >= b.high else None
 
 
-def _not(value: bool | None) -> bool | None:
-    return None if value is None else not value
-
-
 def _equal(a: Interval, b: Interval) -> bool | None:
     if _less(a, b) or _less(b, a):
         return False
     return True if a.low == a.high == b.low == b.high else None
-
-
-def _greater(a: Interval, b: Interval) -> bool | None:
-    return _less(b, a)
-
-
-def _not_less(a: Interval, b: Interval) -> bool | None:
-    return _not(_less(a, b))
-
-
-def _not_greater(a: Interval, b: Interval) -> bool | None:
-    return _not(_less(b, a))
-
-
-def _not_equal(a: Interval, b: Interval) -> bool | None:
-    return _not(_equal(a, b))
-
-
-# Comparisons of two intervals: True or False for all pairs of numbers, or `None`.
-DECIDED: dict[str, Callable[[Interval, Interval], bool | None]] = {
-    "lt": _less,
-    "gt": _greater,
-    "le": _not_greater,
-    "ge": _not_less,
-    "eq": _equal,
-    "ne": _not_equal,
-}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ..jaxprs import compat
 from ..jaxprs.program import Atom, Equation
+from .indices import Index, is_one_place
 from .terms import Term
 
 if TYPE_CHECKING:
     from .entries import Builder
-    from .indices import Index
 
 # Longer sums and larger matrices are not expanded.
 LONGEST = 20
@@ -47,7 +47,7 @@ def product(builder: Builder, equation: Equation, index: Index) -> Term | None:
 def cholesky(builder: Builder, equation: Equation, index: Index) -> Term | None:
     """An entry of the Cholesky factor of `L Lᵀ`: that of L."""
     root = builder.root(equation.inputs[0])
-    is_below = all(isinstance(place, int) for place in index) and index[0] >= index[1]
+    is_below = is_one_place(index) and index[0] >= index[1]
     return builder.term(root, index) if root is not None and is_below else None
 
 

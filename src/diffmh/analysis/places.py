@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..jaxprs import compat
-from ..jaxprs.program import Atom, Constant, Equation, Variable
+from ..jaxprs.program import Atom, Constant, Equation
+
+if TYPE_CHECKING:
+    from .facts import Facts
 
 # Linear operations that move entries: each entry of the result is a sum of entries.
 MOVE_ENTRIES = {"dynamic_slice", "gather", "pad", "reshape", "rev", "scatter-add"}
@@ -27,8 +30,8 @@ Sources = list[tuple[Atom, np.ndarray]]
 class Places:
     """Evaluates values that depend on no input of the program, such as triangular indices."""
 
-    def __init__(self, resolve: Callable[[Atom], Atom], defined_by: Mapping[Variable, Equation]):
-        self._resolve, self._defined_by = resolve, defined_by
+    def __init__(self, facts: Facts):
+        self._facts = facts
         self._values: dict[Atom, np.ndarray | None] = {}
         self._sources: dict[Equation, Sources | None] = {}
 
@@ -61,11 +64,11 @@ class Places:
 
     def _value(self, atom: Atom) -> np.ndarray | None:
         """The value as an array, if it is the same for all inputs; otherwise `None`."""
-        atom = self._resolve(atom)
+        atom = self._facts.resolve(atom)
         if isinstance(atom, Constant):
-            return None if isinstance(atom.value, compat.Tracer) else np.asarray(atom.value)
+            return atom.known
         if atom not in self._values:
-            equation = self._defined_by.get(atom)
+            equation = self._facts.defined_by.get(atom)
             is_small = np.prod(atom.shape) <= _LARGEST
             # Set before evaluating the operands: a value that depends on itself is unknown.
             self._values[atom] = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ..jaxprs.program import Equation, Variable
 from . import terms
 from .algebra import Algebra
-from .entries import COMPARISONS, Builder, Jumping, Open
+from .entries import Builder, Jumping, Open
 from .facts import Facts, is_complex
 from .indices import Index, anywhere
 from .terms import Proposition, Singular, Term, TooLarge
@@ -68,7 +68,8 @@ class Prover:
         if not tried:
             return dict(steps)
         # Any difference beyond rounding is a jump.
-        rounding = 8 * float(jnp.finfo(variable.dtype).eps) if _is_real(variable) else 0.0
+        is_real = jnp.issubdtype(variable.dtype, jnp.floating)
+        rounding = 8 * float(jnp.finfo(variable.dtype).eps) if is_real else 0.0
         precision = min(rounding, 1e-6)
         self._builder.begin()
         try:
@@ -81,7 +82,7 @@ class Prover:
             places = [place for place, origins in surfaces.items() if step in origins]
             if step.primitive == "rem":
                 found = {a for a, e in self._builder.remainders.items() if e is step}
-                atoms = [part for part in _parts(term) if part in found]
+                atoms = [part for part in terms.parts(term) if part in found]
                 if (
                     step in hidden
                     or not found
@@ -102,7 +103,8 @@ class Prover:
 
     def _worth_it(self, step: Equation) -> bool:
         self._tries[step] = self._tries.get(step, 0) + 1
-        return step.primitive in COMPARISONS | {"atan2", "rem", "sign"} and self._tries[step] <= 64
+        known = step.primitive in {*terms.COMPARED, "atan2", "rem", "sign"}
+        return known and self._tries[step] <= 64
 
     def _jumps(self, term: Term, place: Term, step: Equation, precision: float) -> bool | None:
         """True if `term` jumps where `place` is 0, False if it does not; `None` if unproved."""
@@ -170,10 +172,6 @@ class Prover:
         return True if proved else None
 
 
-def _is_real(variable: Variable) -> bool:
-    return jnp.issubdtype(variable.dtype, jnp.floating)
-
-
 def _is_plain(atom: terms.Atom) -> bool:
     """True for an input or the index of an entry. These are independent numbers, so a polynomial
     in them is 0 only if all its coefficients are.
@@ -182,26 +180,8 @@ def _is_plain(atom: terms.Atom) -> bool:
     return atom.kind == "unknown" and isinstance(key, tuple) and key[0] in ("input", "place")
 
 
-def _parts(term: Term | Proposition) -> Iterator[Term | Proposition | terms.Atom]:
-    """Everything inside a term."""
-    seen: set[Hashable] = set()
-    waiting: list[Any] = [term]
-    while waiting:
-        part = waiting.pop()
-        if part in seen:
-            continue
-        seen.add(part)
-        yield part
-        inside = part.atoms() if isinstance(part, Term) else ()
-        if isinstance(part, Proposition):
-            inside = part.parts
-        elif isinstance(part, terms.Atom):
-            inside = part.arguments
-        waiting.extend(one for one in inside if isinstance(one, Term | Proposition | terms.Atom))
-
-
 def _jumping(term: Term) -> Iterator[Jumping]:
-    for part in _parts(term):
+    for part in terms.parts(term):
         keys = part.arguments if isinstance(part, terms.Atom) else ()
         keys = part.parts if isinstance(part, Proposition) else keys
         yield from (key for key in keys if isinstance(key, Jumping))
@@ -209,8 +189,8 @@ def _jumping(term: Term) -> Iterator[Jumping]:
 
 def _surfaces(term: Term, origins: Mapping[Term, set[Equation]]) -> dict[Term, set[Equation]]:
     """The terms that its conditions compare with 0, with the comparisons they come from."""
-    compared = [p for p in _parts(term) if isinstance(p, Proposition) and p.kind in terms.COMPARED]
-    places: list[Any] = [condition.parts[0] for condition in compared]
+    conditions = (part for part in terms.parts(term) if isinstance(part, Proposition))
+    places = [one.parts[0] for one in conditions if one.kind in terms.COMPARED]
     return {place: origins.get(place, set()) for place in places}
 
 

@@ -93,12 +93,8 @@ def steps(facts: Facts, equation: Equation) -> tuple[Variable, ...]:
 def _is_nan_test(facts: Facts, operands: tuple[Atom, ...]) -> bool:
     """True if a value is compared with itself, or with infinity."""
     a, b = operands
-    infinite = any(
-        isinstance(atom, Constant)
-        and not isinstance(atom.value, compat.Tracer)
-        and np.any(np.isinf(np.asarray(atom.value, float)))
-        for atom in operands
-    )
+    known = [atom.known for atom in operands if isinstance(atom, Constant)]
+    infinite = any(one is not None and np.any(np.isinf(one.astype(float))) for one in known)
     return infinite or facts.number(a) == facts.number(b)
 
 

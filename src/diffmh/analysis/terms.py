@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 Monomial = tuple[tuple["Atom", int], ...]
@@ -89,14 +89,7 @@ class Term:
 
     def contains(self, atom: Atom) -> bool:
         """True if an atom is part of the term, also inside of functions."""
-        return any(one == atom or _inside(one, atom) for one in self.atoms())
-
-
-def _inside(outer: Atom, atom: Atom) -> bool:
-    return any(
-        part.contains(atom) if isinstance(part, Term | Proposition) else False
-        for part in outer.arguments
-    )
+        return any(part is atom for part in parts(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +102,23 @@ class Proposition:
     kind: str
     parts: tuple[Any, ...]
 
-    def contains(self, atom: Atom) -> bool:
-        return any(isinstance(p, Term | Proposition) and p.contains(atom) for p in self.parts)
+
+def parts(term: Term | Proposition) -> Iterator[Term | Proposition | Atom]:
+    """Everything inside a term."""
+    seen: set[Hashable] = set()
+    waiting: list[Any] = [term]
+    while waiting:
+        part = waiting.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        yield part
+        inside = part.atoms() if isinstance(part, Term) else ()
+        if isinstance(part, Proposition):
+            inside = part.parts
+        elif isinstance(part, Atom):
+            inside = part.arguments
+        waiting.extend(one for one in inside if isinstance(one, Term | Proposition | Atom))
 
 
 COMPARED: dict[str, Callable[[float], bool]] = {

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +26,7 @@ _SHORT = 16
 
 def rule_of(equation: Equation) -> Rule:
     """The rule of an equation that has an operand with chains."""
-    if equation.primitive in _RULES:
-        return _RULES[equation.primitive]
-    rule = _OPERATIONS.get(type(compat.operation(equation)))
-    return by_vmap if rule is None else rule
+    return _RULES.get(equation.primitive, _by_operation)
 
 
 def by_vmap(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
@@ -88,64 +84,53 @@ def _same_axes(equation: Equation, count: int, operands: list[Value]) -> Sequenc
     return equation.bind(*(per_chain(operand, count) for operand in operands))
 
 
-def _of_one(of: Callable[[Any, int, Array], Array]) -> Rule:
-    """Operations on one array that list all of its axes: `of(operation, count, array)` adds the
-    chains'.
+def _by_operation(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
+    """Operations that list all axes of an array, to which the chains' is added; all others by
+    `jax.vmap`.
     """
-
-    def rule(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array]:
-        (operand,) = operands
-        return [of(compat.operation(equation), count, jnp.asarray(operand.array))]
-
-    return rule
-
-
-def _broadcast(to: operations.Broadcast, count: int, array: Array) -> Array:
-    shape, axes = (*to.shape, count), (*to.axes, len(to.shape))
-    return jax.lax.broadcast_in_dim(array, shape, axes)
-
-
-def _reshape(to: operations.Reshape, count: int, array: Array) -> Array:
-    return jax.lax.reshape(array, (*to.shape, count))
-
-
-def _slice(part: operations.Slice, count: int, array: Array) -> Array:
-    return jax.lax.slice(array, (*part.starts, 0), (*part.limits, count), (*part.strides, 1))
-
-
-def _transpose(to: operations.Transpose, count: int, array: Array) -> Array:
-    return jax.lax.transpose(array, (*to.axes, len(to.axes)))
+    operand, *others = operands
+    array: Any = operand.array
+    match compat.operation(equation):
+        case operations.Broadcast(shape, axes):
+            return [jax.lax.broadcast_in_dim(array, (*shape, count), (*axes, len(shape)))]
+        case operations.Reshape(shape):
+            return [jax.lax.reshape(array, (*shape, count))]
+        case operations.Slice(starts, limits, strides):
+            return [jax.lax.slice(array, (*starts, 0), (*limits, count), (*strides, 1))]
+        case operations.Transpose(axes):
+            return [jax.lax.transpose(array, (*axes, len(axes)))]
+        case operations.Logical(axes, of_all):
+            return [_logical(array, axes, of_all)]
+        case operations.Pad(widths) if isinstance(others[0], Once):
+            value = jnp.asarray(others[0].array)
+            return [jax.lax.pad(per_chain(operand, count), value, (*widths, (0, 0, 0)))]
+        case operations.DynamicSlice(sizes):
+            return _dynamic_slice(equation, sizes, count, operands)
+        case operations.Lookup():
+            return _lookup(equation, count, operands)
+    return by_vmap(equation, count, operands)
 
 
-def _logical(over: operations.Logical, count: int, array: Array) -> Array:
+def _logical(array: Array, axes: tuple[int, ...], of_all: bool) -> Array:
     """The count of many, as a sum of floats: the compiler does not vectorise one of booleans."""
-    if math.prod(array.shape[axis] for axis in over.axes) < _MANY_TRUTHS:
-        return (jnp.all if over.of_all else jnp.any)(array, axis=over.axes)
-    found = jnp.sum(jnp.where(array ^ over.of_all, 1.0, 0.0), axis=over.axes) > 0
-    return ~found if over.of_all else found
+    if math.prod(array.shape[axis] for axis in axes) < _MANY_TRUTHS:
+        return (jnp.all if of_all else jnp.any)(array, axis=axes)
+    found = jnp.sum(jnp.where(array ^ of_all, 1.0, 0.0), axis=axes) > 0
+    return ~found if of_all else found
 
 
-def _pad(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
-    array, padding = operands
-    operation = compat.operation(equation)
-    if not isinstance(operation, operations.Pad) or not isinstance(padding, Once):
-        return by_vmap(equation, count, operands)
-    value = jnp.asarray(padding.array)
-    return [jax.lax.pad(per_chain(array, count), value, (*operation.widths, (0, 0, 0)))]
-
-
-def _dynamic_slice(equation: Equation, count: int, operands: list[Value]) -> Sequence[Array | Once]:
+def _dynamic_slice(
+    equation: Equation, sizes: tuple[int, ...], count: int, operands: list[Value]
+) -> Sequence[Array | Once]:
     """An entry of a short table, each chain at its own position, by comparisons (a gather is
     slower); or a common slice.
     """
-    operation, (table, *starts) = compat.operation(equation), operands
-    assert isinstance(operation, operations.DynamicSlice)
+    table, *starts = operands
     if _are_common(starts):
-        array, sizes = per_chain(table, count), (*operation.sizes, count)
-        at = _positions(starts)
-        return [jax.lax.dynamic_slice(array, at, sizes, allow_negative_indices=False)]
+        array, at = per_chain(table, count), _positions(starts)
+        return [jax.lax.dynamic_slice(array, at, (*sizes, count), allow_negative_indices=False)]
     rows = jnp.asarray(table.array)
-    if operation.sizes != (1,) or rows.shape[0] > _SHORT:
+    if sizes != (1,) or rows.shape[0] > _SHORT:
         return by_vmap(equation, count, operands)
     position = jnp.asarray(starts[0].array)
     return [_looked_up(list(rows), position, (count,))[None]]
@@ -214,16 +199,5 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_ON_NAMED_AXES.split(), _same_axes),
     "bitcast_convert_type": _bitcast,
-}
-
-_OPERATIONS: dict[type, Rule] = {
-    operations.Broadcast: _of_one(_broadcast),
-    operations.Reshape: _of_one(_reshape),
-    operations.Slice: _of_one(_slice),
-    operations.Transpose: _of_one(_transpose),
-    operations.Logical: _of_one(_logical),
-    operations.Pad: _pad,
-    operations.DynamicSlice: _dynamic_slice,
-    operations.DynamicUpdate: _dynamic_update,
-    operations.Lookup: _lookup,
+    "dynamic_update_slice": _dynamic_update,
 }

@@ -121,10 +121,18 @@ def _apply_alike(
 def _apply(equation: Equation, count: int, operands: list[Value]) -> Sequence[Value]:
     if all(isinstance(operand, Once) for operand in operands):
         return [Once(result) for result in equation.bind(*(operand.array for operand in operands))]
-    if isinstance(equation.control, Scan):
-        return _scan(equation.control, count, operands)
-    if isinstance(equation.control, Cond) and isinstance(operands[0], Once):
-        return _cond(equation.control, count, operands)
+
+    def inner(program, inputs):
+        return [for_each(value, count) for value in _run(program, count, inputs)]
+
+    match equation.control:
+        case Scan() as loop:
+            # The carry has the same form before and after a step, so an array that all chains share
+            # at the start is broadcast too: the body may make it differ.
+            constants, carry, xs = loop.parts(operands)
+            return loop.run(inner, *constants, *(for_each(one, count) for one in carry), *xs)
+        case Cond() as choice if isinstance(operands[0], Once):
+            return choice.run(inner, jnp.asarray(operands[0].array), *operands[1:])
     if any(isinstance(operand, Keys) for operand in operands):
         return _of_keys(equation, count, operands)
     return [take_in(result) for result in rule_of(equation)(equation, count, operands)]
@@ -152,40 +160,6 @@ def _of_keys(equation: Equation, count: int, operands: list[Value]) -> Sequence[
         for value in operands
     ]
     return [take_in(result) for result in by_vmap(equation, count, typed)]
-
-
-def _scan(loop: Scan, count: int, operands: list[Value]) -> list[Value]:
-    """A scan with its loop inside out: one loop, of all chains."""
-    edge = loop.num_constants + loop.num_carry
-    constants, carry, xs = (
-        operands[: loop.num_constants],
-        operands[loop.num_constants : edge],
-        operands[edge:],
-    )
-    # The carry has the same form before and after a step, so an array that all chains share at
-    # the start is broadcast too: the body may make it differ.
-    spread = lambda values: [for_each(value, count) for value in values]
-
-    def step(carry, xs):
-        results = spread(_run(loop.body, count, [*constants, *carry, *xs]))
-        return results[: loop.num_carry], results[loop.num_carry :]
-
-    carry, ys = jax.lax.scan(step, spread(carry), xs, loop.length, loop.reverse)
-    return [*carry, *ys]
-
-
-def _cond(choice: Cond, count: int, operands: list[Value]) -> list[Value]:
-    """A branch that all chains take together."""
-    index, *rest = operands
-
-    def along(branch):
-        return lambda *values: [
-            for_each(result, count) for result in _run(branch, count, list(values))
-        ]
-
-    return jax.lax.switch(
-        jnp.asarray(index.array), [along(branch) for branch in choice.branches], *rest
-    )
 
 
 # What takes keys from one place to another.

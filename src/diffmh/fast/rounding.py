@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key, PyTree
 
 from ..jaxprs import compat
-from ..jaxprs.program import Constant, Program, Variable
+from ..jaxprs.program import Program, Variable
 
 # Smaller values may be fused into their uses.
 _FEW_ELEMENTS = 32
@@ -122,17 +122,14 @@ def with_fixed_rounding(
         count = jax.tree.structure(form[0]).num_leaves
         # Only values that the first result needs must be the same everywhere.
         deciding = _needed(program, program.outputs[:count])
-        values = dict(zip(program.inputs, leaves, strict=True))
 
-        def read(atom):
-            return atom.value if isinstance(atom, Constant) else values[atom]
-
-        for equation in program.equations:
-            results = equation.bind(*map(read, equation.inputs))
+        def apply(equation, operands):
+            results = equation.bind(*operands)
             if equation.primitive in _PRODUCTS and not deciding.isdisjoint(equation.outputs):
-                results = _round_floats(results, opaque_false)
-            values.update(zip(equation.outputs, results, strict=True))
-        return jax.tree.structure(form).unflatten(map(read, program.outputs))
+                return _round_floats(results, opaque_false)
+            return results
+
+        return jax.tree.structure(form).unflatten(program.run(leaves, apply))
 
     return call
 

@@ -1,6 +1,6 @@
 """The entry to everything that JAX may change between versions. Only this folder reads jaxprs.
 
-`inlining` turns jaxprs into programs, `params` reads the operation of an equation, `patterns`
+`inlining` turns jaxprs into programs, `params` reads the operation of an equation, `known`
 recognises known functions and `primitives` defines our own primitives. The functions in this file
 answer questions about a function by tracing it.
 """
@@ -8,7 +8,7 @@ answer questions about a function by tracing it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from .inlining import BATCH_FIRST as BATCH_FIRST
 from .inlining import VOUCHED as VOUCHED
 from .inlining import body as body
 from .inlining import inner_primitives as inner_primitives
+from .inlining import jaxprs_in
 from .inlining import program as program
 from .inlining import traced as traced
 from .params import contracted as contracted
@@ -28,7 +29,6 @@ from .params import exponent as exponent
 from .params import into_floats as into_floats
 from .params import joined_axis as joined_axis
 from .params import moved_entry as moved_entry
-from .params import only_says_that_it_varies as only_says_that_it_varies
 from .params import operation as operation
 from .params import parameters_of as parameters_of
 from .params import reduced_axes as reduced_axes
@@ -37,7 +37,7 @@ from .params import sums_over_first as sums_over_first
 from .primitives import new_primitive as new_primitive
 from .primitives import result_types as result_types
 from .primitives import shaped as shaped
-from .program import Constant, Equation
+from .program import Equation
 
 
 def depends_on(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
@@ -86,12 +86,7 @@ def is_traced_with(tree: Any, tracer: Any) -> bool:
 
 def moved(equation: Equation, moving: Sequence[bool]) -> list[bool]:
     """For each result of an equation, True if it has a symbolic derivative along `moving`."""
-    described = [
-        jax.ShapeDtypeStruct(jax.numpy.shape(atom.value), jax.numpy.result_type(atom.value))
-        if isinstance(atom, Constant)
-        else jax.ShapeDtypeStruct(atom.shape, atom.dtype)
-        for atom in equation.inputs
-    ]
+    described = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in equation.inputs]
     points = [kind for kind, moves in zip(described, moving, strict=True) if moves]
 
     def along(directions, operands, index):
@@ -128,9 +123,9 @@ def constants_and_callbacks(closed: Any) -> tuple[list[Any], list[str]]:
     Python, whose values the text of the program does not show.
     """
     constants, callbacks = [], []
-    for inner in _with_inner(closed, set()):
+    for inner in jaxprs_in(closed):
         constants += getattr(inner, "consts", ())
-        for equation in getattr(inner, "jaxpr", inner).eqns:
+        for equation in inner.eqns:
             constants += [atom.val for atom in equation.invars if isinstance(atom, Literal)]
             if "callback" in equation.primitive.name and equation.outvars:
                 callbacks.append(equation.primitive.name)
@@ -141,24 +136,12 @@ def largest_array(function: Callable[..., Any], *arguments: Any) -> int:
     """The bytes of the largest array that a function takes, closes over or computes."""
     closed = jax.make_jaxpr(function)(*arguments)
     arrays = list(closed.consts)
-    for inner in _with_inner(closed, set()):
+    for inner in jaxprs_in(closed):
         jaxpr = getattr(inner, "jaxpr", inner)
         atoms = [*jaxpr.invars, *jaxpr.constvars]
         atoms += [atom for equation in jaxpr.eqns for atom in equation.outvars]
         arrays += [atom.aval for atom in atoms]
     return max((math.prod(a.shape) * a.dtype.itemsize for a in arrays), default=0)
-
-
-def _with_inner(jaxpr: Any, seen: set[int]) -> Iterator[Any]:
-    """A jaxpr and all jaxprs in the parameters of its equations, each once."""
-    if id(jaxpr) in seen:
-        return
-    seen.add(id(jaxpr))
-    yield jaxpr
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        for value in jax.tree.leaves(equation.params):
-            if hasattr(getattr(value, "jaxpr", value), "eqns"):
-                yield from _with_inner(value, seen)
 
 
 def forms(tree: Any) -> Any:

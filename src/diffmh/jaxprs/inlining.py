@@ -15,10 +15,9 @@ import jax.extend.core
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-from . import known, patterns
-from .patterns import Pattern
+from . import known
 from .primitives import IMPLEMENTATIONS
-from .program import Cond, Constant, Equation, Program, Scan, Variable, While
+from .program import Cond, Constant, Control, Equation, Program, Scan, Variable, While
 
 # Each of these tables is a way to read a program; tables are compared by identity. A table maps the
 # primitives that are calls to the parameter that holds their jaxpr. For differentiation:
@@ -82,7 +81,7 @@ def _program(closed: Any, calls: dict[str, str], called_at: str = "") -> Program
     equations: list[tuple[Equation, bool]] = []
     outputs = _inline(closed, calls, inputs, equations, called_at)
     if calls is _CALLS or calls is _BODIES:
-        patterns.vouch_for_known(equations, _patterns())
+        known.vouch_for_known(equations, _patterns())
     # Backward, so that all uses of an equation are known before the equation itself. A step whose
     # result is unused must not count as a step of the function.
     needed = {atom for atom in outputs if isinstance(atom, Variable)}
@@ -124,19 +123,9 @@ def _inline(
         # Only `jax.vmap` distinguishes this from the identity of the first operands.
         elif name == BATCH_FIRST:
             outputs = inputs[: len(equation.outvars)]
-        elif _is_defined_by_others(equation):
-            function = functools.partial(equation.primitive.to_lojax, **equation.params)
-            inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
-            outputs = _inline(inner, calls, inputs, equations, _where(equation) or called_at)
-        elif name in IMPLEMENTATIONS and calls is _RUN:
-            function = functools.partial(IMPLEMENTATIONS[name], **equation.params)
-            inner = jax.make_jaxpr(function)(*(_struct(v.aval) for v in equation.invars))
-            outputs = _inline(inner, calls, inputs, equations, called_at)
-        elif name == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
-            inner = jax.make_jaxpr(functools.partial(_while_of_lanes, equation.params))(
-                *(_struct(v.aval) for v in equation.invars)
-            )
-            where = _where(equation) or called_at
+        elif (function := _definition(equation, calls)) is not None:
+            structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+            inner, where = jax.make_jaxpr(function)(*structs), _where(equation) or called_at
             outputs = _inline(inner, calls, inputs, equations, where)
         else:
             outputs = tuple(_fresh(variable) for variable in equation.outvars)
@@ -149,7 +138,7 @@ def _inline(
 
 
 @functools.cache
-def _patterns() -> tuple[Pattern, ...]:
+def _patterns() -> tuple[known.Pattern, ...]:
     """The patterns of functions that are known to be continuous but are not calls."""
     found = []
     kinds = (dict(_CALLS), dict(_BODIES))  # Tables without patterns of their own.
@@ -162,7 +151,7 @@ def _patterns() -> tuple[Pattern, ...]:
         _inline(closed, calls, inputs, equations, "")
         # An equation that hides its computation would match any other.
         if not any("custom" in equation.primitive for equation, _ in equations):
-            found.append(patterns.pattern_of([equation for equation, _ in equations]))
+            found.append(known.pattern_of([equation for equation, _ in equations]))
     return tuple(dict.fromkeys(found))
 
 
@@ -209,11 +198,16 @@ def _bind(equation: Any, *operands: Any, **changed: Any) -> tuple[Any, ...]:
     return tuple(outputs) if primitive.multiple_results else (outputs,)
 
 
-def _is_defined_by_others(equation: Any) -> bool:
-    """True if an operation that JAX keeps as one primitive can be replaced by its definition."""
-    if equation.primitive.name != _WHOLE:
-        return False
-    return type(equation.params["_prim"]).__name__ in _DEFINED_BY_OTHERS
+def _definition(equation: Any, calls: dict[str, str]) -> Callable[..., Any] | None:
+    """The function that replaces an operation which JAX, or diffmh, keeps as one primitive."""
+    name, params = equation.primitive.name, equation.params
+    if name == _WHOLE and type(params["_prim"]).__name__ in _DEFINED_BY_OTHERS:
+        return functools.partial(equation.primitive.to_lojax, **params)
+    if name in IMPLEMENTATIONS and calls is _RUN:
+        return functools.partial(IMPLEMENTATIONS[name], **params)
+    if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
+        return functools.partial(_while_of_lanes, params)
+    return None
 
 
 def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:
@@ -245,15 +239,11 @@ def _while_of_lanes(params: dict[str, Any], *operands: Any) -> Any:
     return jax.lax.while_loop(any_goes_on, step, list(operands[num_condition + num_body :]))
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
 def _fresh(variable: Any) -> Variable:
     return Variable(tuple(variable.aval.shape), variable.aval.dtype)
 
 
-def _control(equation: Any, calls: dict[str, str], called_at: str) -> Scan | While | Cond | None:
+def _control(equation: Any, calls: dict[str, str], called_at: str) -> Control | None:
     params = equation.params
 
     def inner(closed):
@@ -303,17 +293,23 @@ def inner_primitives(equation: Equation) -> set[str]:
     """The names of the primitives inside an equation that is not inlined, such as a `custom_jvp`
     function.
     """
-    return {inner.primitive.name for inner in _equations(tuple(equation.params.values()))}
+    return {inner.primitive.name for inner in _equations(equation.params)}
 
 
-def _equations(parameter: Any) -> Iterator[Any]:
-    """The equations of all jaxprs in a parameter, including inner ones."""
-    if isinstance(parameter, tuple | list):
-        for part in parameter:
-            yield from _equations(part)
-    for inner in getattr(parameter, "eqns", ()):
-        yield inner
-        yield from _equations(tuple(inner.params.values()))
+def jaxprs_in(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """The jaxprs in a tree and those in the parameters of their equations, each once."""
+    seen = set() if seen is None else seen
+    for leaf in jax.tree.leaves(tree):
+        if hasattr(leaf, "eqns") and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield leaf
+            for equation in leaf.eqns:
+                yield from jaxprs_in(equation.params, seen)
+
+
+def _equations(tree: Any) -> Iterator[Any]:
+    """The equations of all jaxprs in a tree, including inner ones."""
+    return (equation for jaxpr in jaxprs_in(tree) for equation in jaxpr.eqns)
 
 
 def traced(function: Callable[..., Any], *arguments: Any) -> tuple[set[str], Any]:

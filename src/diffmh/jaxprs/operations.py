@@ -69,11 +69,6 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class DynamicUpdate:
-    """The second operand written over the first; the start indices are the other operands."""
-
-
-@dataclass(frozen=True)
 class SplitKeys:
     """Split each key into `shape` keys."""
 
@@ -101,7 +96,6 @@ Operation = (
     | Logical
     | DynamicSlice
     | Lookup
-    | DynamicUpdate
     | SplitKeys
     | DrawWords
     | FoldIn

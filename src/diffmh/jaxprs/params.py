@@ -45,8 +45,6 @@ def operation(equation: Equation) -> operations.Operation | None:
             return operations.DynamicSlice(params["slice_sizes"])
         case "gather" if _is_lookup(equation):
             return operations.Lookup()
-        case "dynamic_update_slice":
-            return operations.DynamicUpdate()
         case "random_split":
             return operations.SplitKeys(tuple(params["shape"]))
         case "random_bits" if params["bit_width"] == 32:
@@ -154,8 +152,3 @@ def into_floats(equation: Equation) -> dict[str, Any]:
     if any(equation.params[name] is None for name in kinds):
         return {}
     return dict.fromkeys(kinds, jax.numpy.result_type(float))
-
-
-def only_says_that_it_varies(equation: Equation) -> bool:
-    """True if the equation was created by `compat.vary`."""
-    return equation.primitive == "pvary"

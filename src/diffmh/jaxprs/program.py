@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 T = TypeVar("T")
+Three = tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +32,11 @@ class Constant:
     """A literal, or a value that the program closes over."""
 
     value: Any
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """The value as an array; `None` if it is being traced."""
+        return None if isinstance(self.value, Tracer) else np.asarray(self.value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,6 +57,34 @@ class Program:
     inputs: tuple[Variable, ...]
     equations: tuple[Equation, ...]
     outputs: tuple[Atom, ...]
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        apply: Callable[[Equation, list[Any]], Iterable[Any]],
+        constant: Callable[[Any], Any] = lambda value: value,
+    ) -> list[Any]:
+        """The outputs. `apply` gives the results of an equation, `constant` the operand that a
+        constant is.
+        """
+        values: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
+
+        def read(atom: Atom) -> Any:
+            return constant(atom.value) if isinstance(atom, Constant) else values[atom]
+
+        for equation in self.equations:
+            outputs = apply(equation, list(map(read, equation.inputs)))
+            values.update(zip(equation.outputs, outputs, strict=True))
+        return list(map(read, self.outputs))
+
+
+# Gives the outputs of an inner program.
+Inner = Callable[[Program, list[Any]], list[Any]]
+
+
+def _in_three(operands: Sequence[T], first: int, second: int) -> Three[T]:
+    edge = first + second
+    return tuple(operands[:first]), tuple(operands[first:edge]), tuple(operands[edge:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +121,20 @@ class Scan:
         """The body's inputs that change between iterations."""
         return self.parts(self.body.inputs)[1]
 
-    def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]:
+    def parts(self, operands: Sequence[T]) -> Three[T]:
         """Constants, initial values of the carry, and sliced operands."""
-        edge = self.num_constants + self.num_carry
-        return (
-            tuple(operands[: self.num_constants]),
-            tuple(operands[self.num_constants : edge]),
-            tuple(operands[edge:]),
-        )
+        return _in_three(operands, self.num_constants, self.num_carry)
+
+    def run(self, inner: Inner, *operands: Any) -> list[Any]:
+        """The outputs, by a loop of JAX."""
+        constants, start, xs = self.parts(operands)
+
+        def step(carried, xs):
+            outputs = inner(self.body, [*constants, *carried, *xs])
+            return outputs[: self.num_carry], outputs[self.num_carry :]
+
+        carried, ys = jax.lax.scan(step, list(start), list(xs), self.length, self.reverse)
+        return [*carried, *ys]
 
     def edges(self) -> Edges:
         results, ys = self.body.outputs[: self.num_carry], self.body.outputs[self.num_carry :]
@@ -125,14 +168,21 @@ class While:
         """The same values as inputs of the condition."""
         return self.condition.inputs[self.num_condition_constants :]
 
-    def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]:
+    def parts(self, operands: Sequence[T]) -> Three[T]:
         """Constants of the condition, constants of the body, and initial values of the carry."""
-        edge = self.num_condition_constants + self.num_body_constants
-        return (
-            tuple(operands[: self.num_condition_constants]),
-            tuple(operands[self.num_condition_constants : edge]),
-            tuple(operands[edge:]),
-        )
+        return _in_three(operands, self.num_condition_constants, self.num_body_constants)
+
+    def run(self, inner: Inner, *operands: Any) -> list[Any]:
+        """The outputs, by a loop of JAX."""
+        for_condition, for_body, start = self.parts(operands)
+
+        def goes_on(carried):
+            return inner(self.condition, [*for_condition, *carried])[0]
+
+        def step(carried):
+            return inner(self.body, [*for_body, *carried])
+
+        return jax.lax.while_loop(goes_on, step, list(start))
 
     def edges(self) -> Edges:
         constants = (
@@ -159,6 +209,11 @@ class Cond:
     def programs(self) -> tuple[Program, ...]:
         return self.branches
 
+    def run(self, inner: Inner, index: Any, *operands: Any) -> list[Any]:
+        """The outputs, by a conditional of JAX."""
+        branches = [functools.partial(inner, branch) for branch in self.branches]
+        return jax.lax.switch(index, branches, list(operands))
+
     def edges(self) -> Edges:
         inputs = zip(*(branch.inputs for branch in self.branches), strict=True)
         return Edges(
@@ -166,6 +221,9 @@ class Cond:
             around=(),
             out=tuple(zip(*(branch.outputs for branch in self.branches), strict=True)),
         )
+
+
+Control = Scan | While | Cond
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,7 +236,7 @@ class Equation:
     inputs: tuple[Atom, ...]
     outputs: tuple[Variable, ...]
     params: dict[str, Any]
-    control: Scan | While | Cond | None
+    control: Control | None
     where: str
     _bind: Callable[..., tuple[Any, ...]]
     vouched: bool = False
@@ -188,8 +246,60 @@ class Equation:
         """The inner programs."""
         return () if self.control is None else self.control.programs
 
+    @property
+    def decider(self) -> Atom | None:
+        """The value that decides which branch is taken, or whether a `While` goes on."""
+        if isinstance(self.control, Cond):
+            return self.inputs[0]
+        return self.control.condition.outputs[0] if isinstance(self.control, While) else None
+
     def bind(self, *operands: Any, **changed: Any) -> tuple[Any, ...]:
         """Apply the primitive, under the transformations that trace the operands, with some
         parameters changed.
         """
         return self._bind(*operands, **changed)
+
+
+def every_equation(program: Program) -> Iterator[Equation]:
+    """The equations of a program and of its inner programs."""
+    for equation in program.equations:
+        yield equation
+        for inner in equation.inner:
+            yield from every_equation(inner)
+
+
+def until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
+    """Repeat `step` until the sets no longer change. Each step must only add to a set or only
+    remove from it, so comparing sizes is enough.
+    """
+    # Terminates: the sets are finite and change in one direction only.
+    before = -1
+    while (size := sum(map(len, facts))) != before:
+        before = size
+        step()
+
+
+def spread(
+    equation: Equation, facts: Iterable[set[Variable]], within: Callable[[Program], None]
+) -> None:
+    """Pass facts through a loop or a conditional: a fact about an operand holds for the variable
+    that it is passed to. `within` handles the inner programs.
+    """
+    assert equation.control is not None
+    edges = equation.control.edges()
+    # One pass over the edges: `until_stable` repeats it, so facts also reach earlier iterations.
+    for operand, targets in zip(equation.inputs, edges.into, strict=True):
+        _flow(facts, operand, targets)
+    for inner in equation.inner:
+        within(inner)
+    for source, target in edges.around:
+        _flow(facts, source, (target,))
+    for output, sources in zip(equation.outputs, edges.out, strict=True):
+        for source in sources:
+            _flow(facts, source, (output,))
+
+
+def _flow(facts: Iterable[set[Variable]], source: Atom, targets: Iterable[Variable]) -> None:
+    for found in facts:
+        if source in found:
+            found.update(targets)

@@ -6,13 +6,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from ..jaxprs.program import Atom, Cond, Equation, Program, Scan, Variable, While
-from ..jaxprs.program import Constant as Constant
+from ..jaxprs.program import (
+    Atom,
+    Cond,
+    Equation,
+    Program,
+    Scan,
+    Variable,
+    While,
+    every_equation,
+    spread,
+    until_stable,
+)
 from . import primitives
 from .draw import SAMPLE, VALID
 
@@ -50,6 +60,8 @@ class Analysis:
 
     def concerns(self, equation: Equation) -> bool:
         """True if a derivative depends on what the equation computes."""
+        if equation.primitive == VALID:
+            return False  # The flag depends on the primal alone.
         return equation in self.branching or any(
             atom in self.tangent or atom in self.branched for atom in equation.inputs
         )
@@ -68,7 +80,7 @@ class Analysis:
         ]
         # In a loop that is left at different times, a carried sum is banked at the end of each
         # iteration (`_WhileRun.accumulated`), though its variables inside are not linear.
-        if isinstance(control, While) and self.stops_apart(control):
+        if isinstance(control, While) and self.goes_apart(equation):
             constants = len(flags) - len(equation.outputs)
             flags[constants:] = [output in self.accumulated for output in equation.outputs]
         return flags
@@ -77,15 +89,9 @@ class Analysis:
         """For each operand, True if it is the same in every alternative."""
         return [atom not in self.branched for atom in equation.inputs]
 
-    def stops_apart(self, loop: While) -> bool:
-        """True if an alternative may leave a loop before or after the primal."""
-        return loop.condition.outputs[0] in self.branched
-
     def goes_apart(self, equation: Equation) -> bool:
         """True if an alternative may take another branch or leave a loop at another time."""
-        if isinstance(equation.control, While):
-            return self.stops_apart(equation.control)
-        return isinstance(equation.control, Cond) and equation.inputs[0] in self.branched
+        return equation.decider in self.branched
 
     def num_uniforms(self, program: Program) -> int:
         """The number of uniforms that pruning needs: for each draw one to pick a candidate, if
@@ -105,23 +111,8 @@ class Analysis:
 
 def num_candidates(equation: Equation) -> int:
     """The number of flips of a draw."""
-    return equation.params["sampler"].num_candidates(
-        equation.outputs[0], [_described(atom) for atom in equation.inputs[1:]]
-    )
-
-
-def _described(atom: Atom):
-    if isinstance(atom, Constant):
-        return jnp.asarray(atom.value)
-    return jax.ShapeDtypeStruct(atom.shape, atom.dtype)
-
-
-def every_equation(program: Program) -> Iterator[Equation]:
-    """The equations of a program and of its inner programs."""
-    for equation in program.equations:
-        yield equation
-        for inner in equation.inner:
-            yield from every_equation(inner)
+    parameters = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in equation.inputs[1:]]
+    return equation.params["sampler"].num_candidates(equation.outputs[0], parameters)
 
 
 def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
@@ -134,17 +125,6 @@ def analyse(program: Program, differentiated: Iterable[Variable]) -> Analysis:
     analysis.matters.update(atom for atom in program.outputs if isinstance(atom, Variable))
     until_stable(functools.partial(_backward, analysis, program), (analysis.matters,))
     return analysis
-
-
-def until_stable(step: Callable[[], None], facts: Iterable[set]) -> None:
-    """Repeat `step` until the sets no longer change. Each step must only add to a set or only
-    remove from it, so comparing sizes is enough.
-    """
-    # Terminates: the sets are finite and change in one direction only.
-    before = -1
-    while (size := sum(map(len, facts))) != before:
-        before = size
-        step()
 
 
 def _forward(analysis: Analysis, program: Program) -> None:
@@ -198,33 +178,6 @@ def _forward_primitive(analysis: Analysis, equation: Equation) -> None:
             analysis.continuous.add(output)
 
 
-def spread(
-    equation: Equation, facts: Iterable[set[Variable]], within: Callable[[Program], None]
-) -> None:
-    """Pass facts through a loop or a conditional: a fact about an operand holds for the
-    variable that it is passed to.
-    `within` handles the inner programs.
-    """
-    assert equation.control is not None
-    edges = equation.control.edges()
-    # One pass over the edges: `until_stable` repeats it, so facts also reach earlier iterations.
-    for operand, targets in zip(equation.inputs, edges.into, strict=True):
-        _flow(facts, operand, targets)
-    for inner in equation.inner:
-        within(inner)
-    for source, target in edges.around:
-        _flow(facts, source, (target,))
-    for output, sources in zip(equation.outputs, edges.out, strict=True):
-        for source in sources:
-            _flow(facts, source, (output,))
-
-
-def _flow(facts: Iterable[set[Variable]], source: Atom, targets: Iterable[Variable]) -> None:
-    for found in facts:
-        if source in found:
-            found.update(targets)
-
-
 def _backward(analysis: Analysis, program: Program) -> None:
     """Mark every value that reaches a value that matters."""
     matters = analysis.matters
@@ -244,11 +197,8 @@ def _backward(analysis: Analysis, program: Program) -> None:
         for output, sources in zip(equation.outputs, edges.out, strict=True):
             matter(sources if output in matters else ())
         # A predicate matters if any output does: it decides which values the outputs have.
-        if matters.intersection(equation.outputs):
-            matter(equation.inputs[:1] if isinstance(equation.control, Cond) else ())
-            matter(
-                equation.control.condition.outputs if isinstance(equation.control, While) else ()
-            )
+        if equation.decider is not None and matters.intersection(equation.outputs):
+            matter((equation.decider,))
         for source, target in edges.around:
             matter((source,) if target in matters else ())
         for inner in equation.inner:
@@ -334,7 +284,7 @@ def _sums_of(analysis: Analysis, equation: Equation) -> Iterator[tuple[Variable,
     their outputs.
     """
     loop = equation.control
-    if isinstance(loop, While) and analysis.stops_apart(loop):
+    if isinstance(loop, While) and analysis.goes_apart(equation):
         for index, output in enumerate(equation.outputs):
             if _accumulates(loop, index):
                 yield loop.carry[index], output

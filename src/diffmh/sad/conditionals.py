@@ -13,35 +13,20 @@ import jax.numpy as jnp
 
 from ..jaxprs.program import Cond, Equation
 from .analysis import Analysis
-from .control_flow import Carried, as_foreseen, finish, forget_all
-from .interpreter import RULES, evaluate
+from .control_flow import Carried, ControlRun, as_foreseen
+from .interpreter import RULES
 from .values import Value, World, in_lanes, pin
 
 
 @dataclasses.dataclass(frozen=True)
-class _CondRun:
+class _CondRun(ControlRun):
     """A conditional at the point where it is entered. Its branches take their uniforms and keys
     from those of the surrounding program.
     """
 
-    analysis: Analysis
-    equation: Equation
     choice: Cond
     index: Value
     inputs: list[Value]
-
-    @property
-    def branching(self) -> bool:
-        return self.equation in self.analysis.branching
-
-    def branch(
-        self, world: World, number: int, inputs: Sequence[Value], banked: Sequence[bool]
-    ) -> tuple[World, list[Value]]:
-        """Runs one branch."""
-        # A branch is a program of its own: at its end all of its draws have been pruned.
-        branch = self.choice.branches[number]
-        after, outputs = evaluate(self.analysis, branch, world, inputs, banked)
-        return finish(after, outputs) if self.branching else (after, outputs)
 
     def one(self, world: World) -> tuple[World, list[Value]]:
         """All alternatives take the primal's branch."""
@@ -49,13 +34,13 @@ class _CondRun:
         banked = [variable in self.analysis.linear for variable in variables]
         world, key = world.spawn()
 
-        def run(number, inputs):
+        def run(branch, inputs):
             # All branches spawn from the same key. Only one branch runs, so the key is used once.
             within = world.replace(key=key, spawned=0)
-            after, outputs = self.branch(within, number, inputs, banked)
+            after, outputs = self.evaluate(branch, within, inputs, banked)
             return Carried(as_foreseen(self.analysis, after, variables, outputs), after.lanes)
 
-        runs = [functools.partial(run, number) for number in range(len(self.choice.branches))]
+        runs = [functools.partial(run, branch) for branch in self.choice.branches]
         carried = jax.lax.switch(self.index.primal, runs, self.inputs)
         if not self.branching:
             return world, carried.values
@@ -67,7 +52,7 @@ class _CondRun:
         """Run every branch, one after the other; each alternative takes the results of its own."""
         entry, index = world, self.index
         rows: list[list[Value]] = []
-        for number in range(len(self.choice.branches)):
+        for number, branch in enumerate(self.choice.branches):
             # `world` is the world at entry except for the lanes, which earlier branches changed.
             # `index`, `inputs` and `rows` (the results so far) belong to the alternatives alive
             # now. All of them are pinned: rows are chosen last, so an alternative that
@@ -75,7 +60,7 @@ class _CondRun:
             inputs = self.of_the_living(world, entry, self.inputs)
             within = pin(self.entered(world, number), [index, *inputs, *itertools.chain(*rows)])
             nothing = [False] * len(self.equation.outputs)
-            after, outputs = self.branch(within, number, inputs, nothing)
+            after, outputs = self.evaluate(branch, within, inputs, nothing)
             (index,), *rows = (self.of_the_living(after, world, row) for row in ([index], *rows))
             rows.append(outputs)
             if self.branching:
@@ -87,10 +72,6 @@ class _CondRun:
         """The world within a branch: alternatives are born only in the one the primal takes."""
         chosen = self.index.primal == number
         return world.replace(running=chosen if world.running is None else chosen & world.running)
-
-    def of_the_living(self, now: World, then: World, values: Sequence[Value]) -> list[Value]:
-        """Values of an earlier world. Alternatives born since then share the primal's."""
-        return forget_all(now, then.births, values) if self.branching else list(values)
 
 
 def cond(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
+from ..base import trees
 from ..jaxprs.program import Constant, Equation, Program, Scan, While
 from .analysis import Analysis
 from .interpreter import RULES, evaluate
@@ -26,12 +27,10 @@ from .values import (
     Value,
     World,
     add_difference,
-    drop_recoupled,
     forget,
     in_lanes,
     pin,
     prune,
-    select_slots,
 )
 
 
@@ -50,12 +49,6 @@ def as_foreseen(
         for variable in variables
     ]
     return [conform(world, value, *flag) for value, flag in zip(values, flags, strict=True)]
-
-
-def finish(world: World, values: Sequence[Value]) -> tuple[World, list[Value]]:
-    """Prune at the end of an inner program, of which only the outputs are used later."""
-    world, left = prune(world, dict(enumerate(values)))
-    return world, list(left.values())
 
 
 def _prune_before(analysis: Analysis, program: Program, num_carry: int) -> int | None:
@@ -78,16 +71,6 @@ def _prune_before(analysis: Analysis, program: Program, num_carry: int) -> int |
 
 def _inner(world: World, uniforms: Any, key: Any) -> World:
     return world.replace(uniforms=uniforms, key=key, taken=0, spawned=0)
-
-
-def _chance(analysis: Analysis, program: Program, key: Any) -> tuple[Any, Any]:
-    """The uniforms for one run of an inner program, and a key for programs within it."""
-    key_uniforms, key_inner = jax.random.split(key)
-    return jax.random.uniform(key_uniforms, (analysis.num_uniforms(program),)), key_inner
-
-
-def forget_all(world: World, births: Any, values: Sequence[Value]) -> list[Value]:
-    return [forget(value, world.births != births) for value in values]
 
 
 def _first(value: Value) -> Value:
@@ -115,20 +98,49 @@ class _Chances(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScanRun:
-    """A scan at the point where it is entered."""
+class ControlRun:
+    """A loop or a conditional at the point where it is entered."""
 
     analysis: Analysis
     equation: Equation
+
+    @property
+    def branching(self) -> bool:
+        return self.equation in self.analysis.branching
+
+    def evaluate(
+        self,
+        program: Program,
+        world: World,
+        inputs: Sequence[Value],
+        banked: Sequence[bool],
+        prune_before: int | None = None,
+    ) -> tuple[World, list[Value]]:
+        """Run an inner program. At its end all of its draws have been pruned: only its outputs are
+        used later.
+        """
+        world, outputs = evaluate(self.analysis, program, world, inputs, banked, prune_before)
+        if self.branching:
+            world, left = prune(world, dict(enumerate(outputs)))
+            outputs = list(left.values())
+        return world, outputs
+
+    def of_the_living(self, now: World, then: World, values: Sequence[Value]) -> list[Value]:
+        """Values of an earlier world. Alternatives born since then share the primal's."""
+        if not self.branching:
+            return list(values)
+        return [forget(value, now.births != then.births) for value in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScanRun(ControlRun):
+    """A scan at the point where it is entered."""
+
     loop: Scan
     world: World
     constants: tuple[Value, ...]
     key: Key[Array, ""]
     coupling: dict[Equation, Any]
-
-    @property
-    def branching(self) -> bool:
-        return self.equation in self.analysis.branching
 
     @property
     def ys(self) -> tuple[Any, ...]:
@@ -163,20 +175,16 @@ class _ScanRun:
         noise = dict(zip(self.coupling, chances.noise, strict=True))
         within = self.world.replace(lanes=carried.lanes, coupling_noise=noise)
         within = _inner(within, chances.uniforms, self.key if chances.key is None else chances.key)
-        known = [*self.constants, *xs]
-        if self.branching:
-            known = forget_all(within, self.world.births, known)
-        constants, xs = known[: len(self.constants)], known[len(self.constants) :]
-        banked = [variable in analysis.linear for variable in (*self.loop.carry, *self.ys)]
-        within, outputs = evaluate(
-            analysis,
+        constants, xs = (
+            self.of_the_living(within, self.world, known) for known in (self.constants, xs)
+        )
+        within, outputs = self.evaluate(
             body,
             within,
             [*constants, *carried.values, *xs],
-            banked,
+            [variable in analysis.linear for variable in (*self.loop.carry, *self.ys)],
             _prune_before(analysis, body, num_carry),
         )
-        within, outputs = finish(within, outputs) if self.branching else (within, outputs)
         # A carry has the same parts before and after each iteration, by the fixed point of the
         # analysis.
         values = as_foreseen(analysis, within, self.loop.carry, outputs[:num_carry])
@@ -272,11 +280,9 @@ class _Runs(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WhileRun:
+class _WhileRun(ControlRun):
     """A `while_loop` at the point where it is entered."""
 
-    analysis: Analysis
-    equation: Equation
     loop: While
     world: World
     condition_constants: tuple[Value, ...]
@@ -284,21 +290,14 @@ class _WhileRun:
     key: Key[Array, ""]
 
     @property
-    def branching(self) -> bool:
-        return self.equation in self.analysis.branching
-
-    @property
     def apart(self) -> bool:
-        return self.analysis.stops_apart(self.loop)
+        return self.analysis.goes_apart(self.equation)
 
     @property
     def accumulated(self) -> list[bool]:
         """For each carry, True if it is banked at the end of each iteration."""
-        return [self.apart and output in self.analysis.accumulated for output in self.outputs]
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        return self.equation.outputs
+        outputs = self.equation.outputs
+        return [self.apart and output in self.analysis.accumulated for output in outputs]
 
     def like(self, world: World, values: Sequence[Value]) -> list[Value]:
         """Carried values with the parts that the analysis determined."""
@@ -311,18 +310,14 @@ class _WhileRun:
                 not banked if self.apart else analysis.has_alternative(variable),
             )
             for value, output, variable, banked in zip(
-                values, self.outputs, carry, self.accumulated, strict=True
+                values, self.equation.outputs, carry, self.accumulated, strict=True
             )
         ]
 
-    def known(self, within: World, constants: Sequence[Value]) -> list[Value]:
-        if not self.branching:
-            return list(constants)
-        return forget_all(within, self.world.births, constants)
-
     def runs(self, within: World, values: Sequence[Value]) -> _Runs:
         """Evaluate the condition for the primal and the alternatives."""
-        inputs = [*self.known(within, self.condition_constants), *values]
+        constants = self.of_the_living(within, self.world, self.condition_constants)
+        inputs = [*constants, *values]
         _, (goes_on,) = evaluate(self.analysis, self.loop.condition, within, inputs, [False])
         return _Runs(goes_on.primal, in_lanes(goes_on, within.num_slots))
 
@@ -334,20 +329,19 @@ class _WhileRun:
 
     def step(self, rounds: _Rounds) -> _Rounds:
         values, count = rounds.carried.values, rounds.count
-        chance = _chance(self.analysis, self.loop.body, jax.random.fold_in(self.key, count))
-        within = _inner(self.world.replace(lanes=rounds.carried.lanes), *chance)
+        key_uniforms, key_inner = jax.random.split(jax.random.fold_in(self.key, count))
+        uniforms = jax.random.uniform(key_uniforms, (self.analysis.num_uniforms(self.loop.body),))
+        within = _inner(self.world.replace(lanes=rounds.carried.lanes), uniforms, key_inner)
         # As in `lax.while_loop`, the values at the start of the iteration decide who runs.
         runs = self.runs(within, values) if self.apart else None
         within = within if runs is None else self.only(within, runs)
-        within, outputs = evaluate(
-            self.analysis,
+        within, outputs = self.evaluate(
             self.loop.body,
             within,
-            [*self.known(within, self.body_constants), *values],
+            [*self.of_the_living(within, self.world, self.body_constants), *values],
             [not self.apart and variable in self.analysis.linear for variable in self.loop.carry],
             _prune_before(self.analysis, self.loop.body, len(values)),
         )
-        within, outputs = finish(within, outputs) if self.branching else (within, outputs)
         if runs is not None:
             within, outputs = self.freeze(rounds, within, runs, outputs)
         return _Rounds(Carried(self.like(within, outputs), within.lanes), count + 1)
@@ -379,7 +373,8 @@ class _WhileRun:
         ]
         within = within.with_lanes(pinned=self.world.lanes.pinned)
         within = within.replace(running=self.world.running)
-        return drop_recoupled(within, frozen), frozen
+        # No newcomers are left, so pruning only drops.
+        return prune(within, dict(enumerate(frozen)))[0], frozen
 
 
 def while_loop(
@@ -413,7 +408,8 @@ def _frozen(world: World, old: Value, new: Value, runs: _Runs, banked: bool) -> 
     if old.tangent is not None:
         tangent = choose(new.tangents(world.num_parameters, world.weight.dtype), old.tangent)
     primal = choose(new.primal, old.primal)
-    slots = select_slots(runs.slots, in_lanes(new, world.num_slots), in_lanes(old, world.num_slots))
+    after, before = (in_lanes(value, world.num_slots) for value in (new, old))
+    slots = trees.select(runs.slots, after, before)
     if not banked:
         return Value(primal, tangent, slots)
     # slots − old is the alternative's term of this iteration, or 0 if it has stopped. primal − old

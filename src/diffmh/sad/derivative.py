@@ -123,9 +123,10 @@ def scored(run: Run, baseline: Baseline) -> Scored:
     def of_others(value):
         return baseline(value, anchor)
 
-    replayed = replay(analysed.terms, analysed.program, run.leaves, of_others)
-    value, valid = replayed.outputs
-    parts = value, replayed.credits[0], replayed.log_prob
+    (value, valid), (credit, _), log_prob = replay(
+        analysed.terms, analysed.program, run.leaves, of_others
+    )
+    parts = value, credit, log_prob
     return Scored(*(ranges.nan_unless(valid, run.theta, part) for part in parts))
 
 

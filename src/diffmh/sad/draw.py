@@ -106,7 +106,7 @@ class Sampler:
 
     def values(self, uniform: Array, *parameters: Array) -> Array:
         """Draws of the uniform's shape."""
-        return self._each_draw(self.invert, uniform.ndim)(uniform, *parameters)
+        return mapped(self.invert, uniform.ndim)(uniform, *parameters)
 
     def candidates(
         self, value: Array, parameters: Sequence[Array], tangents: Sequence[Array]
@@ -119,7 +119,7 @@ class Sampler:
             weights = [jnp.atleast_1d(weight) for _, weight in pairs]
             return jnp.concatenate(flipped), jnp.concatenate(weights)
 
-        by_draw = self._each_draw(one, value.ndim, out_axes=1)
+        by_draw = mapped(one, value.ndim, out_axes=1)
         if len(tangents[0]) == 1:
             flipped, weight = by_draw(
                 value, tuple(parameters), tuple(tangent[0] for tangent in tangents)
@@ -146,7 +146,7 @@ class Sampler:
                 f"{self.name} has no `log_prob`, which the score needs: provide it, or use"
                 " `sad.Alternatives`."
             )
-        return self._each_draw(self.log_prob, value.ndim)(value, *parameters)
+        return mapped(self.log_prob, value.ndim)(value, *parameters)
 
     def means(self, shape: tuple[int, ...], *parameters: Array) -> Array:
         """The means of draws of the given shape."""
@@ -155,7 +155,7 @@ class Sampler:
                 f"{self.name} has no `mean`, which `sad.Smooth` needs: provide it, or use"
                 " another estimator."
             )
-        return self._each_draw(self.mean, len(shape))(*parameters)
+        return mapped(self.mean, len(shape))(*parameters)
 
     def in_ranges(self, *parameters: Array) -> Bool[Array, ""]:
         """True if all draws have parameters in range."""
@@ -166,7 +166,7 @@ class Sampler:
         ]
         if self.in_range is not None:
             draws = parameters[0].ndim - self.event_ndims[0]
-            known.append(jnp.all(self._each_draw(self.in_range, draws)(*parameters)))
+            known.append(jnp.all(mapped(self.in_range, draws)(*parameters)))
         return functools.reduce(jnp.logical_and, known, jnp.ones((), bool))
 
     def scoreless(
@@ -175,14 +175,15 @@ class Sampler:
         """True if a draw has no score along a direction, of which the tangents have one each."""
         if self.has_score is None:
             return jnp.zeros((), bool)
-        along = jax.vmap(self._each_draw(self.has_score, ndim), in_axes=(None, 0))
+        along = jax.vmap(mapped(self.has_score, ndim), in_axes=(None, 0))
         return ~jnp.all(along(tuple(parameters), tuple(tangents)))
 
-    @staticmethod
-    def _each_draw(function, ndim, out_axes=0):
-        for _ in range(ndim):
-            function = jax.vmap(function, out_axes=out_axes)
-        return function
+
+def mapped(function: Callable[..., Any], num_axes: int, out_axes: int = 0) -> Callable[..., Any]:
+    """The function of arrays with `num_axes` more axes."""
+    for _ in range(num_axes):
+        function = jax.vmap(function, out_axes=out_axes)
+    return function
 
 
 def _abstract(uniform, *parameters, sampler):

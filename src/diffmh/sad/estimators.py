@@ -24,7 +24,7 @@ from ..runs.devices import shared_evenly
 from . import derivative
 from .baseline import Baseline, baseline
 from .combination import LEAST_REPLICATES, ScoreParts, combine
-from .derivative import Run
+from .plan import Run
 
 # The number of runs from which the size of each parameter's score is estimated.
 _NUM_SCALES = 4
@@ -103,18 +103,6 @@ class Runs(eqx.Module):
         return self.each(of_one)
 
 
-def _twice(
-    function: Callable[[Run], Float[Array, "N"]],
-) -> Callable[[Run], tuple[Float[Array, "N"], Float[Array, "N"]]]:
-    """Return the value twice: once to differentiate, once as it is."""
-
-    def both(run):
-        value = function(run)
-        return value, value
-
-    return both
-
-
 class Found(eqx.Module):
     """The value and derivative of each replicate, or of each group of `group` replicates. `others`
     has the derivatives of single replicates by each estimator, by name; `scoreless` is True if the
@@ -135,9 +123,9 @@ class Estimator(eqx.Module):
     def find(self, runs: Runs) -> Found:
         """The value and derivative of each replicate."""
 
-    @abstractmethod
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         """The value of each replicate. JAX differentiates it into the estimate."""
+        return _linear(runs, self.find(runs.still()))
 
 
 class Alternatives(Estimator):
@@ -161,7 +149,7 @@ class Alternatives(Estimator):
         if runs.reverse:
             evaluate = self._moving(runs, _scales(runs.still()))
             return runs.each(lambda run: evaluate(run)[0])
-        return _linear(runs, self.find(runs.still()))
+        return super().surrogate(runs)
 
     def forward(self, runs: Runs) -> Found:
         """Forward mode, with a tangent for each parameter."""
@@ -245,7 +233,7 @@ class Score(Estimator):
 
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if not runs.is_reversible:
-            return _linear(runs, self.find(runs.still()))
+            return super().surrogate(runs)
         scored = runs.each(lambda run: derivative.scored(run, runs.baseline), differentiated=True)
         return moving(scored.value, scored.credit)
 
@@ -307,7 +295,7 @@ class Combined(Estimator):
     def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
         if runs.keys.shape[0] < LEAST_REPLICATES:
             return Alternatives(self.num_alternatives).surrogate(runs)
-        return _linear(runs, self.find(runs.still()))
+        return super().surrogate(runs)
 
 
 class Fitted(Estimator):
@@ -319,9 +307,6 @@ class Fitted(Estimator):
     def find(self, runs: Runs) -> Found:
         parts = score_parts(runs)
         return Found(parts.value, combine(parts, None), {}, runs.group)
-
-    def surrogate(self, runs: Runs) -> Float[Array, "F C"]:
-        return _linear(runs, self.find(runs.still()))
 
 
 class Smooth(Estimator):
@@ -346,7 +331,11 @@ class Smooth(Estimator):
         return runs.each(derivative.smoothed, differentiated=True)
 
     def _smoothed(self, runs: Runs) -> Found:
-        value, jacobian = runs.jacobians(_twice(derivative.smoothed))
+        def twice(run):
+            value = derivative.smoothed(run)
+            return value, value
+
+        value, jacobian = runs.jacobians(twice)
         return Found(value, jacobian, {}, runs.group)
 
 

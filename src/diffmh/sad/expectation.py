@@ -113,15 +113,14 @@ class Expectation(Differentiable):
             )
         plan = run.plan
 
-        def advance(number: int, *_):
-            # Rounds have different keys, so their replicates are independent and may be pooled.
-            keys = jax.random.split(round_key(run.key, number), self.num_chains)
-            runs = Runs(run, keys, plan.goes_backward, mesh=self.mesh)
-            return None, find(self.of_many, runs, self.grouped)
-
         def round_of(number: int) -> Round:
-            once = functools.partial(advance, number)
-            return Round(1, None, _no_checkpoint, once, _no_checkpoint)
+            # Rounds have different keys, so their replicates are independent and may be pooled.
+            def advance(*_):
+                keys = jax.random.split(round_key(run.key, number), self.num_chains)
+                runs = Runs(run, keys, plan.goes_backward, mesh=self.mesh)
+                return None, find(self.of_many, runs, self.grouped)
+
+            return Round(1, None, _no_checkpoint, advance, _no_checkpoint)
 
         results = (course or Course()).follow(round_of)
         found = results[0] if len(results) == 1 else _pooled(results)
@@ -171,9 +170,7 @@ class Expectation(Differentiable):
 
     def _admit(self, theta, key, args, options) -> Run:
         theta, key = trees.strong(validate.theta(theta)), validate.typed_key(key)
-        array = lambda leaf: jnp.asarray(leaf) if eqx.is_array_like(leaf) else leaf
-        args, options = jax.tree.map(array, (args, options))
-        return Run(self.program, theta, key, args, options)
+        return Run(self.program, theta, key, *trees.data((args, options)))
 
 
 def _not_finite(found: Found) -> tuple[str, ...]:

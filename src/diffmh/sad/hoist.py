@@ -101,24 +101,14 @@ def hoisted(program: Program) -> Program:
     groups: dict[Any, list[Equation]] = defaultdict(list)
     for equation in program.equations:
         if equation.primitive in _GENERATES and isinstance(equation.inputs[0], Variable):
-            shapes = tuple(jnp.shape(_of(atom)) for atom in equation.inputs)
-            groups[
-                (equation.primitive, shapes, str(_dtypes(equation)), compat.parameters_of(equation))
-            ].append(equation)
+            forms = str([(atom.shape, atom.dtype) for atom in equation.inputs])
+            groups[equation.primitive, forms, compat.parameters_of(equation)].append(equation)
     for group in groups.values():
         # In a chain of splits each waits for the one before. Then one is made per round, and the
         # group shrinks each time.
         while len(group) >= _FEW:
             program, group = _together(program, group)
     return program
-
-
-def _of(atom: Atom) -> Any:
-    return atom.value if isinstance(atom, Constant) else atom
-
-
-def _dtypes(equation: Equation) -> list[Any]:
-    return [getattr(_of(atom), "dtype", None) for atom in equation.inputs]
 
 
 def _together(program: Program, group: list[Equation]) -> tuple[Program, list[Equation]]:

@@ -164,14 +164,13 @@ def _follow_inside(analysis, sources, equation, taken, loops, uses) -> Uses:
     within = loops if once else loops | {id(equation)}
     # All that is known of carried values and slices is that they change with this loop. Constants
     # of the loop are the values outside.
-    changing = {variable: sources.fresh(within) for variable in control.carry}
-    entering = zip(equation.inputs, taken, control.edges().into, strict=True)
+    edges = control.edges()
+    changing = {target: sources.fresh(within) for _, target in edges.around}
+    entering = zip(equation.inputs, taken, edges.into, strict=True)
     given = {target: source for _, source, targets in entering for target in targets}
     if isinstance(control, Scan):
         for variable in control.parts(control.body.inputs)[2]:
             changing[variable] = sources.fresh(given[variable].loops | (within - loops))
-    else:
-        changing |= {variable: sources.fresh(within) for variable in control.seen}
     known = given | changing
     for inner in equation.inner:
         inputs = [known[variable] for variable in inner.inputs]

@@ -23,9 +23,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from ..base import trees, validate
 from ..base.validate import NotDifferentiable
 from ..jaxprs import compat
-from ..jaxprs.program import Constant, Equation, Program, While
+from ..jaxprs.program import Constant, Equation, Program, While, every_equation
 from . import primitives, ranges, refusals
-from .analysis import Analysis, analyse, by_terms, every_equation
+from .analysis import Analysis, analyse, by_terms
 from .hoist import hoisted, lifted
 from .keys import refuse_shared
 from .marker import as_float
@@ -183,7 +183,8 @@ class Plan:
 
 
 def _is_left_to_jax(equation: Equation) -> bool:
-    return primitives.is_left_to_jax(equation.primitive)
+    name = equation.primitive
+    return name in primitives.BY_JAX and not primitives.is_known(name)
 
 
 def _make(run: Run) -> Plan:

@@ -75,10 +75,6 @@ def is_known(name: str) -> bool:
     return name in SMOOTH or name in JUMPS or name in EVALUATED
 
 
-def is_left_to_jax(name: str) -> bool:
-    return name in BY_JAX and not is_known(name)
-
-
 def linear_in(equation: Equation, fixed: Sequence[bool]) -> list[bool]:
     """For each operand, True if it is a float in which the primitive is linear, given which
     operands are `fixed`: the same in every alternative.

@@ -17,6 +17,7 @@ from ..couplings import Coupling
 from ..fast import rounding
 from ..jaxprs import compat
 from ..proposals import Proposal
+from .draw import mapped
 
 PROPOSE = "sad_propose"
 
@@ -110,10 +111,7 @@ def _settled(tree: PyTree) -> PyTree:
 
 
 def _implementation(*operands, form, batches):
-    function = form.propose
-    for _ in range(batches):
-        function = jax.vmap(function)
-    return function(*operands)
+    return mapped(form.propose, batches)(*operands)
 
 
 def _abstract(*operands, form, batches):

@@ -21,9 +21,19 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..base.validate import NotDifferentiable
 from ..core.autodiff import moving
-from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
-from .analysis import every_equation
+from ..jaxprs.program import (
+    Atom,
+    Cond,
+    Constant,
+    Equation,
+    Program,
+    Scan,
+    Variable,
+    While,
+    every_equation,
+)
 from .draw import SAMPLE, VALID
+from .refusals import at
 
 
 def checked(program: Program) -> Program:
@@ -35,15 +45,7 @@ def checked(program: Program) -> Program:
 
 def run(program: Program, inputs: Sequence[Any]) -> list[Any]:
     """The program's outputs."""
-    values: dict[Atom, Any] = dict(zip(program.inputs, inputs, strict=True))
-
-    def read(atom: Atom) -> Any:
-        return jnp.asarray(atom.value) if isinstance(atom, Constant) else values[atom]
-
-    for equation in program.equations:
-        outputs = equation.bind(*map(read, equation.inputs))
-        values.update(zip(equation.outputs, outputs, strict=True))
-    return list(map(read, program.outputs))
+    return program.run(inputs, lambda equation, operands: equation.bind(*operands), jnp.asarray)
 
 
 def nan_unless(valid: Bool[Array, ""], theta: PyTree, value: Float[Array, "..."]) -> Any:
@@ -118,7 +120,6 @@ def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
             first, last = control.num_constants + control.num_carry, control.num_carry
             body = _inner(control.body, first, last)
             control = dataclasses.replace(control, body=body, num_carry=last + 1)
-            bind = _bind_scan
         case While():
             first, last = len(equation.inputs), len(equation.outputs)
             _refuse_condition(control.condition)
@@ -126,19 +127,17 @@ def _through(equation: Equation, valid: Atom) -> tuple[Equation, Atom]:
             condition = dataclasses.replace(control.condition, inputs=seen)
             body = _inner(control.body, len(control.body.inputs), last)
             control = dataclasses.replace(control, condition=condition, body=body)
-            bind = _bind_while
         case _:
             assert isinstance(control, Cond)
             first, last = len(equation.inputs), len(equation.outputs)
             branches = tuple(_inner(branch, first - 1, last) for branch in control.branches)
             control = Cond(branches)
-            bind = _bind_cond
     carried = dataclasses.replace(
         equation,
         inputs=_inserted(equation.inputs, first, valid),
         outputs=_inserted(equation.outputs, last, after),
         control=control,
-        _bind=functools.partial(bind, control),
+        _bind=functools.partial(control.run, run),
     )
     return carried, after
 
@@ -148,38 +147,7 @@ def _refuse_condition(condition: Program) -> None:
     for equation in condition.equations:
         known = all(isinstance(atom, Constant) for atom in equation.inputs[1:])
         if (equation.primitive == SAMPLE and not known) or any(map(_draws, equation.inner)):
-            at = f" at {equation.where}" if equation.where else ""
             raise NotDifferentiable(
-                f"A draw in the condition of a `while_loop`{at} is not supported: draw in the body"
-                " and carry the result to the condition."
+                f"A draw in the condition of a `while_loop`{at(equation)} is not supported: draw"
+                " in the body and carry the result to the condition."
             )
-
-
-def _bind_scan(loop: Any, *operands: Any) -> tuple[Any, ...]:
-    constants, start, xs = loop.parts(operands)
-
-    def step(carried, xs):
-        outputs = run(loop.body, [*constants, *carried, *xs])
-        return outputs[: loop.num_carry], outputs[loop.num_carry :]
-
-    carried, ys = jax.lax.scan(
-        step, list(start), list(xs), length=loop.length, reverse=loop.reverse
-    )
-    return (*carried, *ys)
-
-
-def _bind_while(loop: Any, *operands: Any) -> tuple[Any, ...]:
-    for_condition, for_body, start = loop.parts(operands)
-
-    def goes_on(carried):
-        return run(loop.condition, [*for_condition, *carried])[0]
-
-    def step(carried):
-        return run(loop.body, [*for_body, *carried])
-
-    return tuple(jax.lax.while_loop(goes_on, step, list(start)))
-
-
-def _bind_cond(choice: Any, *operands: Any) -> tuple[Any, ...]:
-    branches = [functools.partial(run, branch) for branch in choice.branches]
-    return tuple(jax.lax.switch(operands[0], branches, operands[1:]))

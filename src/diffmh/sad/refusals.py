@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..analysis import jumps
+from ..analysis import Jump, jumps
 from ..analysis.steps import STEPS
 from ..base.validate import NotDifferentiable
 from ..jaxprs import compat
-from ..jaxprs.program import Equation, Program, While
+from ..jaxprs.program import Equation, Program, While, every_equation
 from . import primitives
-from .analysis import Analysis, every_equation
+from .analysis import Analysis
 from .draw import SAMPLE
 from .marker import LINEAR
 from .propose import PROPOSE
@@ -25,7 +25,7 @@ def refuse_equations(analysis: Analysis, program: Program, any_primitive: bool) 
             _refuse_condition(analysis, equation.control)
         if equation.primitive == LINEAR and equation.outputs[0] not in analysis.linear:
             raise NotDifferentiable(
-                f"`sad.linear(value)`{_at(equation)} declares that `value` enters the result"
+                f"`sad.linear(value)`{at(equation)} declares that `value` enters the result"
                 " linearly, but it"
                 f" doesn't{_nonlinear_use(analysis, program, equation)}: remove the marker, or"
                 " mark the last value that does."
@@ -39,7 +39,7 @@ def _refuse_condition(analysis: Analysis, loop: While) -> None:
         if equation.primitive == SAMPLE and equation in analysis.branching:
             raise NotDifferentiable(
                 "A draw whose distribution depends on theta is in the condition of a"
-                f" `while_loop`{_at(equation)}, which is not supported: draw in the"
+                f" `while_loop`{at(equation)}, which is not supported: draw in the"
                 " body and carry the result to the condition."
             )
 
@@ -53,7 +53,7 @@ def _nonlinear_use(analysis: Analysis, program: Program, marker: Equation) -> st
             continue
         linear = primitives.linear_in(equation, analysis.fixed(equation))
         if any(is_taken and not flag for is_taken, flag in zip(taken, linear, strict=True)):
-            return f" (`{equation.primitive}`{_at(equation)})"
+            return f" (`{equation.primitive}`{at(equation)})"
         reached.update(equation.outputs)
     return ""
 
@@ -63,7 +63,7 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
     inside = compat.inner_primitives(equation)
     if inside & {SAMPLE, PROPOSE}:
         raise NotDifferentiable(
-            f"A draw of `diffmh.sad` inside of `{name}`{_at(equation)} is not supported: draw"
+            f"A draw of `diffmh.sad` inside of `{name}`{at(equation)} is not supported: draw"
             " outside of it."
         )
     if not analysis.concerns(equation):
@@ -73,7 +73,7 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
         return
     if not any_primitive and not primitives.is_known(name):
         raise NotDifferentiable(
-            f"`diffmh.sad` has no rule for the primitive `{name}`{_at(equation)}, which depends on"
+            f"`diffmh.sad` has no rule for the primitive `{name}`{at(equation)}, which depends on"
             " theta or on a draw. Write"
             " this step with other operations, or register a rule with `sad.register`."
         )
@@ -81,7 +81,7 @@ def _refuse_primitive(analysis: Analysis, equation: Equation, any_primitive: boo
     # Flat primitives are refused only where theta moves the operand and the result matters.
     if moving and analysis.matters.intersection(equation.outputs) and primitives.is_flat(equation):
         raise NotDifferentiable(
-            f"The primitive `{name}`{_at(equation)} has no derivative, and its operand depends on"
+            f"The primitive `{name}`{at(equation)} has no derivative, and its operand depends on"
             " theta. If no derivative is intended, use `jax.lax.stop_gradient`; otherwise write"
             " this step with other operations."
         )
@@ -92,11 +92,10 @@ def refuse_jumps(analysis: Analysis, program: Program) -> None:
     stepping = frozenset(primitives.JUMPS - STEPS)
     found = jumps(program, analysis.tangent, analysis.continuous, {SAMPLE, PROPOSE}, stepping)
     for jump in found:
-        at = f" at {jump.where}" if jump.where else ""
         raise NotDifferentiable(
-            f"`{jump.primitive}`{at} makes a step of a continuous random value at a place that"
-            f" depends on theta, where the result {'jumps' if jump.certain else 'may jump'}. The"
-            " estimator cannot see a moving step, so the derivative would be wrong. Draw the"
+            f"`{jump.primitive}`{at(jump)} makes a step of a continuous random value at a place"
+            f" that depends on theta, where the result {'jumps' if jump.certain else 'may jump'}."
+            " The estimator cannot see a moving step, so the derivative would be wrong. Draw the"
             " decision itself: `sad.bernoulli(key, p)` instead of `uniform < p`, or use another"
             " sampler of `diffmh.sad`. If the program is continuous, declare it:"
             " `program = sad.continuous(program)`, or the function that steps. If the step"
@@ -115,12 +114,13 @@ def _refuse_proposal(analysis: Analysis, equation: Equation) -> None:
             name == "proposal" and any(atom in analysis.branched for atom in part)
         ):
             raise NotDifferentiable(
-                f"`sad.propose`{_at(equation)}: the {name} depends on"
+                f"`sad.propose`{at(equation)}: the {name} depends on"
                 f" theta{' or on a draw' * (name == 'proposal')}, which"
                 " is not supported. Use a proposal that does not depend on theta, and let the"
                 " accept decision depend on it."
             )
 
 
-def _at(equation: Equation) -> str:
+def at(equation: Equation | Jump) -> str:
+    """The line of user code, for a message."""
     return f" at {equation.where}" if equation.where else ""

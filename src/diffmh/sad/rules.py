@@ -18,7 +18,7 @@ from ..fast.apart import jit_apart
 from ..jaxprs.program import Equation
 from . import primitives, thinning
 from .analysis import Analysis
-from .draw import SAMPLE, VALID, Sampler
+from .draw import SAMPLE, Sampler, mapped
 from .interpreter import ANY, RULES
 from .marker import LINEAR
 from .propose import PROPOSE
@@ -54,30 +54,15 @@ def in_alternatives(
     if not known:
         return list(outputs)
     still = [Value(world.still(value.primal), None, value.alternative) for value in operands]
-    lanes = _each_lane(
-        function,
-        [
-            (value.primal, None) if value.alternative is None else (in_lanes(value, max(known)), 0)
-            for value in still
-        ],
-    )
+    differing = [in_lanes(value, max(known)) for value in still if value.alternative is not None]
+
+    def one(lane):
+        own = iter(lane)
+        return function(*(v.primal if v.alternative is None else next(own) for v in still))
+
+    lanes = algebra.each_slot(one, differing)
     return [
         Value(value.primal, value.tangent, lane) for value, lane in zip(outputs, lanes, strict=True)
-    ]
-
-
-def _each_lane(
-    function: Callable[..., Sequence[Any]], operands: Sequence[tuple[Any, int | None]]
-) -> Sequence[Any]:
-    """Map `function` over the leading axis of the operands that have it. A single lane avoids
-    `vmap`, whose primitives may be slower.
-    """
-    arrays, axes = zip(*operands, strict=True)
-    if next(array.shape[0] for array, axis in operands if axis == 0) > 1:
-        return jax.vmap(function, in_axes=axes)(*arrays)
-    return [
-        leaf[None]
-        for leaf in function(*(array if axis is None else array[0] for array, axis in operands))
     ]
 
 
@@ -118,8 +103,8 @@ def _tangents(
     directions = [
         value.tangent.astype(value.primal.dtype) for value in operands if value.tangent is not None
     ]
-    along = lambda *direction: derivative(of_moving, at, direction)
-    found = iter(_each_lane(along, [(direction, 0) for direction in directions]))
+    along = lambda direction: derivative(of_moving, at, tuple(direction))
+    found = iter(algebra.each_slot(along, directions))
     # Integer results have no derivative and were left out above.
     kinds = jax.eval_shape(function, *points)
     return [next(found) if jnp.issubdtype(kind.dtype, jnp.inexact) else None for kind in kinds]
@@ -256,13 +241,6 @@ def _choose(weight: Float[Array, "P C"], scale: Any, num_slots: int, uniform: An
     return _Chosen(index, factor.astype(weight.dtype))
 
 
-def valid(
-    analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
-) -> tuple[World, list[Value]]:
-    """The flag of `ranges`, which depends on the primal's draws alone."""
-    return world, [Value(primal) for primal in equation.bind(*(v.primal for v in operands))]
-
-
 def propose(
     analysis: Analysis, world: World, equation: Equation, operands: Sequence[Value]
 ) -> tuple[World, list[Value]]:
@@ -293,9 +271,7 @@ def propose(
     key_is_shared = operands[0].alternative is None
 
     def beside(*others):
-        function = one
-        for _ in range(batches):
-            function = jax.vmap(function)
+        function = mapped(one, batches)
         return function(list(proposed), primals, list(others), coupling_noise)
 
     return world, in_alternatives(world, beside, operands, [Value(primal) for primal in proposed])
@@ -313,9 +289,8 @@ def noise_of_coupling(equation: Equation, key: Any, arrays: Sequence[Any], num_s
     def noise(key, arrays):
         return form.coupling_noise(key, arrays, x, num_steps)
 
-    for _ in range(batches):
-        noise = jax.vmap(noise, out_axes=1)
-    return noise(jax.random.split(key, shape) if batches else key, list(arrays))
+    keys = jax.random.split(key, shape) if batches else key
+    return mapped(noise, batches, out_axes=1)(keys, list(arrays))
 
 
 RULES.update(
@@ -325,7 +300,6 @@ RULES.update(
     {
         ANY: by_evaluation,
         SAMPLE: sample,
-        VALID: valid,
         PROPOSE: propose,
         LINEAR: lambda analysis, world, equation, operands: (world, operands),
     }

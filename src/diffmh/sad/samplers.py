@@ -79,12 +79,7 @@ def categorical(
         given = "both" if logits is not None else "neither"
         raise TypeError(f"`sad.categorical` takes `logits` or `probs=...`, got {given}.")
     name, given, range_ = ("logits", logits, LOGITS) if probs is None else ("probs", probs, WEIGHTS)
-    array = _real(given, "categorical", name)
-    if array.ndim == 0 or array.shape[-1] == 0:
-        raise ValueError(
-            f"`sad.categorical({name}=...)` needs a last axis of categories, got {array.shape}."
-        )
-    _refuse(array, "categorical", name, range_)
+    array = _per_category(given, "categorical", name, range_)
     return (CATEGORICAL if probs is None else PROBABILITIES)(key, array)
 
 
@@ -157,12 +152,7 @@ def multinomial(
     >>> sad.multinomial(jax.random.key(0), 5, jnp.array([0.0, 1.0, 0.0]))
     Array([0, 5, 0], dtype=int32)
     """
-    p = _real(probs, "multinomial", "probs")
-    if p.ndim == 0 or p.shape[-1] == 0:
-        raise ValueError(
-            f"`sad.multinomial(probs=...)` needs a last axis of categories, got {p.shape}."
-        )
-    _refuse(p, "multinomial", "probs", WEIGHTS)
+    p = _per_category(probs, "multinomial", "probs", WEIGHTS)
     n = _integer(n, "multinomial", "n", COUNT)
     if n.ndim >= p.ndim:
         raise ValueError(
@@ -268,6 +258,15 @@ def _real(parameter: Any, where: str, name: str, range_: Range | None = None) ->
         parameter = float(parameter)
     array = validate.array_of(parameter, what)
     validate.real_dtype(array.dtype, what)
+    return _refuse(array, where, name, range_)
+
+
+def _per_category(parameter: Any, where: str, name: str, range_: Range) -> Array:
+    array = _real(parameter, where, name)
+    if array.ndim == 0 or array.shape[-1] == 0:
+        raise ValueError(
+            f"`sad.{where}({name}=...)` needs a last axis of categories, got {array.shape}."
+        )
     return _refuse(array, where, name, range_)
 
 

@@ -9,6 +9,7 @@ depend on draws have a *shadow*: a float of the same value through which JAX dif
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -21,8 +22,19 @@ from jaxtyping import Array, Float
 
 from ..core.autodiff import moving
 from ..jaxprs import compat
-from ..jaxprs.program import Atom, Cond, Constant, Equation, Program, Scan, Variable, While
-from .analysis import Analysis, spread, until_stable
+from ..jaxprs.program import (
+    Atom,
+    Cond,
+    Constant,
+    Equation,
+    Program,
+    Scan,
+    Variable,
+    While,
+    spread,
+    until_stable,
+)
+from .analysis import Analysis
 from .draw import SAMPLE
 
 
@@ -39,24 +51,14 @@ class Held(eqx.Module):
         return self.primal.astype(float) if self.shadow is None else self.shadow
 
 
-class Replayed(eqx.Module):
-    """A program's results with its draws held fixed, their credits, and the log probability of the
-    draws.
-    """
-
-    outputs: list[Any]
-    credits: list[Any]
-    log_prob: Float[Array, ""]
-
-
 def replay(
     analysis: Analysis,
     program: Program,
     inputs: Sequence[Any],
     baseline: Callable[[Array], Array],
-) -> Replayed:
-    """Run a program with its draws held fixed, and credit the terms of its float results. The
-    analysis must be that of the primal's path alone (`by_terms`).
+) -> tuple[list[Any], list[Any], Float[Array, ""]]:
+    """A program's results with its draws held fixed, the credits of its float results, and the log
+    probability of the draws. The analysis must be that of the primal's path alone (`by_terms`).
     """
     player = Player(analysis, None, baseline)
     # Only float outputs are terms of the result; integers have no credit.
@@ -67,7 +69,7 @@ def replay(
     ]
     log_prob, outputs = player.run(program, jnp.zeros(()), held, real)
     credits = [_no_credit(one.primal) if one.credit is None else one.credit for one in outputs]
-    return Replayed([one.primal for one in outputs], credits, log_prob)
+    return [one.primal for one in outputs], credits, log_prob
 
 
 def smoothed(analysis: Analysis, program: Program, inputs: Sequence[Any]) -> list[Any]:
@@ -97,16 +99,17 @@ class Player:
         """The log probability so far, and the outputs. Some of them are taken linearly."""
         values: dict[Atom, Held] = dict(zip(program.inputs, inputs, strict=True))
         waiting, added_up = list(program.inputs), _added_up(program)
+
+        def read(atom: Atom) -> Held:
+            return Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
+
         for equation in program.equations:
             if equation.control is not None or equation in self.analysis.branching:
                 # Credit as late as possible: there are fewer sums than terms.
                 self.credit_waiting(values, waiting, log_prob)
                 waiting = []
             flags = self.analysis.banks(equation)
-            operands = [
-                Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
-                for atom in equation.inputs
-            ]
+            operands = list(map(read, equation.inputs))
             if equation.control is not None or any(held.credit is not None for held in operands):
                 operands = self.all_credited(equation.inputs, operands, flags, log_prob)
             log_prob, outputs = self.play(equation, log_prob, operands, added_up)
@@ -114,10 +117,7 @@ class Player:
                 outputs = _passed_on(equation, operands, flags, outputs)
             values.update(zip(equation.outputs, outputs, strict=True))
             waiting.extend(equation.outputs)
-        outputs = [
-            Held(jnp.asarray(atom.value)) if isinstance(atom, Constant) else values[atom]
-            for atom in program.outputs
-        ]
+        outputs = list(map(read, program.outputs))
         return log_prob, self.all_credited(program.outputs, outputs, linearly, log_prob)
 
     def credit_waiting(
@@ -157,7 +157,7 @@ class Player:
             case Scan() as loop:
                 return self.scan(loop, equation, log_prob, operands, added_up)
             case While() as loop:
-                return self.while_loop(loop, equation, log_prob, operands)
+                return self.while_loop(loop, log_prob, operands)
             case Cond() as choice:
                 return self.cond(choice, equation, log_prob, operands)
         if equation.primitive == SAMPLE:
@@ -227,13 +227,11 @@ class Player:
             return (log_prob, values, totals), ys
 
         # The credits of values that are only summed later are summed here, to save memory.
-        empty = [
-            jnp.zeros(variable.shape[1:], variable.dtype) if variable in added_up else None
-            for variable in stacked
-        ]
         totals = [
-            None if zeros is None else self.foreseen_credit(variable, Held(zeros))
-            for zeros, variable in zip(empty, stacked, strict=True)
+            self.foreseen_credit(variable, Held(jnp.zeros(variable.shape[1:], variable.dtype)))
+            if variable in added_up
+            else None
+            for variable in stacked
         ]
         (log_prob, values, totals), ys = jax.lax.scan(
             step,
@@ -248,9 +246,7 @@ class Player:
         ]
         return log_prob, [*values, *ys]
 
-    def while_loop(
-        self, loop: While, equation: Equation, log_prob: Any, operands: list[Held]
-    ) -> Any:
+    def while_loop(self, loop: While, log_prob: Any, operands: list[Held]) -> Any:
         for_condition, for_body, start = loop.parts(operands)
 
         # No operand of a `while_loop` is linear (`by_terms`), so nothing is credited inside.
@@ -303,10 +299,9 @@ def _passed_on(
 
 def _added_up(program: Program) -> set[Atom]:
     """The variables whose only use is a sum over their first axis."""
-    uses: dict[Atom, int] = {}
+    uses = collections.Counter(a for equation in program.equations for a in equation.inputs)
     # The outputs count as uses: a value that leaves the program is used once more.
-    for atom in (*(a for equation in program.equations for a in equation.inputs), *program.outputs):
-        uses[atom] = uses.get(atom, 0) + 1
+    uses.update(program.outputs)
     return {
         equation.inputs[0]
         for equation in program.equations

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ..base import trees
 from ..core import values as algebra
 
 # More lanes than this are sorted; fewer are compared pairwise.
@@ -33,8 +34,7 @@ class Kept(eqx.Module):
         num_slots = self.source.shape[0]
         if self.num_lanes == num_slots + 1:
             own, newcomer = lanes[:num_slots], lanes[num_slots:]
-            replaced = self.replaced.reshape(-1, *(1,) * (lanes.ndim - 1))
-            return jnp.where(replaced, newcomer, own)
+            return trees.select(self.replaced, newcomer, own)
         return jnp.take(lanes, self.source, axis=0)
 
 

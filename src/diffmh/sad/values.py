@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from ..base import trees
 from ..core import values as algebra
 from ..core.autodiff import moving
 from ..core.values import Value as Value
@@ -219,15 +220,10 @@ def _pruned(
     return after, [kept.take(in_lanes(value, num_lanes)) for value in values]
 
 
-def drop_recoupled(world: World, values: Iterable[Value]) -> World:
+def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     """Set the weight to 0 for alternatives that agree with the primal in everything that is still
     used: they will agree from here on.
     """
-    branched = [Value(v.primal, None, v.alternative) for v in values if v.alternative is not None]
-    return world.replace(lanes=_dropped(world.lanes, branched))
-
-
-def _dropped(lanes: Lanes, values: Sequence[Value]) -> Lanes:
     num_lanes, num_slots = lanes.weight.shape[0], lanes.births.shape[0]
     # Alive iff a value that is still used differs, here or, if pinned, outside of the loop.
     differs = [differs_in_lanes(value, num_lanes) for value in values]
@@ -264,13 +260,8 @@ def forget(value: Value, replaced: Bool[Array, "K"]) -> Value:
     return Value(
         value.primal,
         value.tangent,
-        select_slots(replaced, value.primal[None], value.alternative),
+        trees.select(replaced, value.primal[None], value.alternative),
     )
-
-
-def select_slots(condition: Bool[Array, "K"], chosen: Any, other: Any) -> Any:
-    """`chosen` in the slots where `condition` holds."""
-    return jnp.where(condition.reshape(-1, *(1,) * (jnp.ndim(other) - 1)), chosen, other)
 
 
 def same(a: Any, b: Any) -> Any:
