@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -14,6 +14,7 @@ from jaxtyping import Array, Key, PyTree
 
 from .._expectation import Expectation, expectation
 from ..base import trees, validate
+from ..base.extras import needing
 from ..base.validate import Checked
 from ..core.adapted import Adapted
 from ..core.kernel import Kernel
@@ -342,18 +343,14 @@ def checked_theta(theta: Any, where: str) -> Sites:
     return trees.strong(validate.theta(theta))
 
 
-@contextlib.contextmanager
-def extra(function: str, library: str, name: str | None = None) -> Iterator[None]:
+def extra(
+    function: str, library: str, name: str | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Says which extra to install where the library of an adapter is not there; the extra has the
     library's name if no other is given.
     """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != library:
-            raise
-        raise ModuleNotFoundError(
-            f"`diffmh.{function}` needs {library}, which is not installed:"
-            f' pip install "diffmh[{name or library}]"',
-            name=library,
-        ) from error
+    return needing(
+        library,
+        f"`diffmh.{function}` needs {library}, which is not installed:"
+        f' pip install "diffmh[{name or library}]"',
+    )

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from ..adapters.group_marks import STATES
 from ..base import validate
+from ..base.extras import needing
 from ..base.validate import Checked
 from ..core import admission
 from ..core.adapted import Adapted
@@ -396,16 +397,12 @@ def names(state: PyTree) -> list[str]:
 
 
 def _data_tree(walk: Walk, arrays: Sequence[np.ndarray]) -> DataTree:
-    try:
+    advice = (
+        "`sample` returns an ArviZ `DataTree`, and arviz-base is not installed:"
+        ' pip install "diffmh[samples]"'
+    )
+    with needing("arviz_base", advice):
         import arviz_base
-    except ModuleNotFoundError as error:
-        if error.name != "arviz_base":
-            raise
-        raise ModuleNotFoundError(
-            "`sample` returns an ArviZ `DataTree`, and arviz-base is not installed:"
-            ' pip install "diffmh[samples]"',
-            name="arviz_base",
-        ) from None
     *states, rate, lp = arrays
     posterior = dict(zip(names(walk.plan.state), states, strict=True))
     groups = {"posterior": posterior, "sample_stats": {"acceptance_rate": rate, "lp": lp}}

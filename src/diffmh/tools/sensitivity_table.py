@@ -11,6 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..base import validate
+from ..base.extras import needing
 from ..base.validate import Checked
 from ..reports import display
 from ..reports.report import Report
@@ -136,16 +137,9 @@ class Sensitivity:
 
     def to_dataframe(self) -> Any:
         """A pandas `DataFrame` with a column for each field of the rows."""
-        try:
+        advice = "`Sensitivity.to_dataframe` needs pandas, which is not installed:"
+        with needing("pandas", f"{advice} pip install pandas"):
             import pandas
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] != "pandas":
-                raise
-            raise ModuleNotFoundError(
-                "`Sensitivity.to_dataframe` needs pandas, which is not installed:"
-                " pip install pandas",
-                name="pandas",
-            ) from None
         return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows], columns=_FIELDS)
 
     def _lines(self) -> list[tuple[str, ...]]:
