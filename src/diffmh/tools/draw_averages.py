@@ -219,17 +219,51 @@ def run_of_draws(
 ) -> RunChains:
     """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
     chains, draws, _ = found.value.shape
-    series = found.series()
-    time = max(map(autocorrelation_time, series))
-    count = batches_per_chain(chains, draws, time) if batches is None else batches
+    cut = Cut.of(found.series(), batches)
     # Their means stay: only what they differ by is too small.
-    wider = batch_inflation(time, draws // count, draws, chains)
-    value, jacobian = (spread_out(part, wider) for part in found.batches(count))
+    wider = batch_inflation(cut.time, draws // cut.per_chain, draws, chains)
+    value, jacobian = (spread_out(part, wider) for part in found.batches(cut.per_chain))
     if found.control is not None:
         value, jacobian = found.with_rounding(value, jacobian)
+    notes = (*_of_weights(found.weight), *notes)
+    doubts = (*_doubts_of_weights(found.weight), *doubts)
+    how = "by the covariance identity"
+    return run_of_batches(found, cut, (value, jacobian), theta, form, how, notes, doubts)
+
+
+class Cut(eqx.Module):
+    """How chains are cut into batches, by the series that are averaged."""
+
+    time: float
+    per_chain: int
+    r_hat: float
+
+    @staticmethod
+    def of(series: Float[np.ndarray, "S C n"], batches: int | None = None) -> Cut:
+        """Batches of some 20 autocorrelation times, or `batches` of each chain."""
+        _, chains, draws = series.shape
+        time = max(map(autocorrelation_time, series))
+        count = batches_per_chain(chains, draws, time) if batches is None else batches
+        return Cut(time, count, largest_r_hat(series))
+
+
+def run_of_batches(
+    found: AtDraws,
+    cut: Cut,
+    batches: tuple[Float[np.ndarray, "F B"], Float[np.ndarray, "P F B"]],
+    theta: PyTree,
+    form: PyTree,
+    how: str,
+    notes: Sequence[str],
+    doubts: Sequence[str],
+) -> RunChains:
+    """Value and derivative of each batch of what was found at the draws."""
+    value, jacobian = batches
+    chains, draws, _ = found.value.shape
+    num_batches = chains * cut.per_chain
+    few = num_batches < _LEAST_BATCHES or draws < _TIMES * cut.time / 2
     _, error = mean_and_error(value)
     spread = found.mean((found.value - found.mean(found.value)) ** 2)
-    few = chains * count < _LEAST_BATCHES or draws < _TIMES * time / 2
     return RunChains(
         Unflatten.of(form),
         theta,
@@ -237,16 +271,11 @@ def run_of_draws(
         jnp.asarray(jacobian),
         (),
         notes=(
-            f"by the covariance identity, from {chains} chains of"
-            f" {draws:,} draws in {chains * count} batches; autocorrelation time {time:.3g}",
-            *_of_weights(found.weight),
+            f"{how}, from {chains} chains of {draws:,} draws in {num_batches} batches;"
+            f" autocorrelation time {cut.time:.3g}",
             *notes,
         ),
-        warnings=(
-            *diagnostics.of_draws(draws, time, largest_r_hat(series), few),
-            *_doubts_of_weights(found.weight),
-            *doubts,
-        ),
+        warnings=(*diagnostics.of_draws(draws, cut.time, cut.r_hat, few), *doubts),
         effective_samples=np.where(error > 0, spread / np.where(error > 0, error**2, 1.0), np.nan),
     )
 

@@ -18,12 +18,12 @@ from ..core.admission import Unflatten, refuse_jumps_of_slope
 from ..core.autodiff import not_differentiable
 from ..core.estimator import SecondOrder
 from ..core.simulation import flatten
+from ..jaxprs import compat
 from ..reports.curvature import HessianReport, hessian_report
 from ..reports.report import report
 from .draws import FromDraws
 from .examination import one_draw
-from .reweighting import refuse_another_form
-from .weighted_report import Batched, Tail, first_order
+from .weighted_report import WeightedBatches
 
 _AGAIN = (
     "`diffmh.hessian(...)` is a second derivative, and third ones of chains are not estimated. What"
@@ -108,18 +108,11 @@ class HessianOfDraws(eqx.Module):
         """Value, gradient and Hessian with standard errors from batches of successive draws."""
         theta = not_differentiable(validate.theta(theta), _AGAIN)
         theta, args = trees.strong(theta), trees.data(args)
-        e = self.draws
-        if e.at is not None:
-            refuse_another_form(theta, e.at)
-        found = e.examinations.of(e.f, e.log_density, theta, e.draws, args)
-        _refuse_kinks(e, theta, args)
-        given = e.reweighted(theta, args)
-        tail = Tail.of(given, theta)
-        tail.refuse(theta)
-        batches = Batched.of(given, theta, tail, found.explicit, order=2)
-        first = first_order(given, theta, found, tail, batches)
+        found = self.draws.examined(theta, args)
+        _refuse_kinks(self.draws, theta, args)
+        batches = WeightedBatches.of(self.draws.reweighted(theta, args), theta, found, order=2)
         second = np.moveaxis(np.asarray(batches.ratio.second), 0, -1)
-        return hessian_report(Unflatten.of(found.form), theta, second, first)
+        return hessian_report(Unflatten.of(found.form), theta, second, batches.report())
 
     def _located(self, theta: PyTree) -> FromDraws:
         """The draws as a function of theta: made at this theta, if `at` was not given."""
@@ -130,7 +123,7 @@ class HessianOfDraws(eqx.Module):
 
 def _refuse_kinks(e: FromDraws, theta: PyTree, args: tuple[Any, ...]) -> None:
     x = one_draw(e.draws)
-    form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
+    form = compat.forms(theta)
     density = lambda theta, x: e.log_density(theta, x, *args)
     f = lambda theta, x: flatten(e.f(theta, x, *args))
     refuse_jumps_of_slope(density, form, x, "log_density")

@@ -268,10 +268,8 @@ def chains_and_draws(draws: PyTree) -> tuple[int, int]:
     return chains, count
 
 
-def checked_weights(weights: Any, draws: PyTree) -> Float[np.ndarray, "C n"] | None:
+def checked_weights(weights: Any, draws: PyTree) -> Float[np.ndarray, "C n"]:
     """Importance weights, scaled to a mean of 1."""
-    if weights is None:
-        return None
     name = "from_draws(weights=...)"
     found = np.asarray(validate.real_array(weights, name, chains_and_draws(draws)), float)
     wrong = int(np.sum(~np.isfinite(found)))

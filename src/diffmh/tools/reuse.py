@@ -56,12 +56,12 @@ class Reused(Differentiable):
 
 def _value(given: Reweighted, theta, key, args) -> Float[Array, "F C"]:
     # One batch for each chain, so pseudo-values are those of chains.
-    sums, centre, _ = batch_sums(given, theta, 0, False, 1)
+    sums, centre = batch_sums(given, theta, 0, False, 1)
     return jnp.asarray(pseudo_values(sums).value + centre).T
 
 
 def _value_and_slope(given: Reweighted, explicit: bool, theta, key, args):
-    sums, centre, _ = batch_sums(given, theta, 1, explicit, 1)
+    sums, centre = batch_sums(given, theta, 1, explicit, 1)
     found = pseudo_values(sums)
     assert found.slope is not None
     return (found.value + centre).T, jnp.moveaxis(found.slope, 0, -1)

@@ -138,9 +138,9 @@ def _terms(at: AtOne, centre: Centre) -> Sums:
 @eqx.filter_jit
 def batch_sums(
     given: Reweighted, theta: PyTree, order: int, explicit: bool, batches: int
-) -> tuple[Sums, Float[Array, "F"], Float[Array, "B"]]:
+) -> tuple[Sums, Float[Array, "F"]]:
     """The sums of `batches` stretches of each chain about a centre, in units of the largest weight;
-    f's centre, and each batch's `Σ w²`. The first few draws are left out where the length of a
+    and f's centre. The first few draws are left out where the length of a
     batch does not divide the chain.
     """
     draws = jax.tree.map(lambda leaf: _cut(leaf, batches), given.draws)
@@ -148,28 +148,23 @@ def batch_sums(
     # One scale and one centre for all batches, or their sums could not be added and subtracted.
     largest = _largest(given, theta, draws, blocks)
 
-    def each(one):
-        def over(number):
-            here, counts = blocks.take(draws, number)
-            found = jax.vmap(jax.vmap(one))(here)
-            return jax.tree.map(
-                lambda leaf: jnp.sum(
-                    jnp.where(jnp.expand_dims(counts, range(1, leaf.ndim - 1)), leaf, 0), axis=1
-                ),
-                found,
-            )
-
-        return _added(over, blocks.count)
-
     centre = _centre(given, theta, order)
 
     def weighted(x):
         weight = jnp.exp(given.log_weight(theta, x) - largest)
         terms = _terms(_at_one(given, theta, x, order, explicit), centre)
-        return jax.tree.map(lambda leaf: weight * leaf, terms), weight**2
+        return jax.tree.map(lambda leaf: weight * leaf, terms)
 
-    sums, squares = each(weighted)
-    return sums, centre.f, squares
+    def over(number):
+        here, counts = blocks.take(draws, number)
+
+        def added(leaf):
+            counted = jnp.expand_dims(counts, range(1, leaf.ndim - 1))
+            return jnp.sum(jnp.where(counted, leaf, 0), axis=1)
+
+        return jax.tree.map(added, jax.vmap(jax.vmap(weighted))(here))
+
+    return _added(over, blocks.count), centre.f
 
 
 def _centre(given: Reweighted, theta: PyTree, order: int) -> Centre:
