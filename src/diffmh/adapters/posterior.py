@@ -21,15 +21,13 @@ from ..core.kernel import Kernel
 from ..estimators import Covariance
 from ..kernels import Cycle, MetropolisHastings
 from ..proposals import GaussianWalk, On, OneLabel, OtherState, Proposal
-from .label_moves import SiteGibbs, label_move
+from .label_moves import SiteGibbs, Sites, label_move
 from .nuts import Target, draw
 from .other_density import with_density
 from .summed_out import with_few_values
 
 if TYPE_CHECKING:
     from xarray import DataTree
-
-Sites = dict[str, Any]
 
 
 class OfModel(eqx.Module):

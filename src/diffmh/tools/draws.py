@@ -147,7 +147,10 @@ class FromDraws(OverDraws):
                 "second derivatives and the evidence compute weights of their own: make"
                 " `from_draws(...)` without `weights` and `control`."
             )
-        return dataclasses.replace(self, at=theta) if self.at is None else self
+        # θ₀ of the weights is where the draws were made, a constant: differentiated with it, log w
+        # would be 0 and its derivatives would vanish.
+        at = jax.lax.stop_gradient(theta)
+        return dataclasses.replace(self, at=at) if self.at is None else self
 
     def curve(self, thetas: PyTree, *args: Any, name: Checked[str] | None = None) -> Curve:
         """Values along a grid of thetas with errors, effective sizes and Pareto k̂, for

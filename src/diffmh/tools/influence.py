@@ -18,9 +18,9 @@ from ..base import validate
 from ..base.validate import Checked
 from ..reports import display
 from ..reports.report import Report, gradient_matrix
-from .draws import FromDraws, from_draws
+from .draws import from_draws
 from .examination import one_draw
-from .intake import chains_and_draws, read
+from .intake import read
 from .intake_sites import states_of
 from .powers import refuse_unfit
 
@@ -201,8 +201,10 @@ def influence(
     if not jax.tree.leaves(form):
         raise ValueError(f"`{where}`: the model has no observed site.")
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), form)
-    report = over.run(ones)
-    rows, variances = _table(report, ones, _deviations(over, ones), level)
+    at = over.at_draws(ones)
+    report = over.summarised(at, ones)
+    deviations = np.sqrt(at.mean((at.value - at.mean(at.value)) ** 2))
+    rows, variances = _table(report, ones, deviations, level)
     return Influence(tuple(rows), tuple(variances), report, level)
 
 
@@ -223,23 +225,12 @@ class _Weighted(eqx.Module):
         return self.f(self.posterior.theta, self.posterior.constrain(self.posterior.theta, x))
 
 
-def _deviations(over: FromDraws, weights: PyTree) -> PyTree:
-    """The posterior standard deviation of each quantity, over the draws."""
-    each = jax.jit(jax.vmap(jax.vmap(lambda x: over.f(weights, x))))(over.draws)
-    of_draws = np.ones(chains_and_draws(over.draws)) if over.weights is None else over.weights
-
-    def deviation(leaf):
-        values = np.asarray(leaf, float)
-        mean = lambda values: np.tensordot(of_draws, values, axes=2) / of_draws.sum()
-        return np.sqrt(mean((values - mean(values)) ** 2))
-
-    return jax.tree.map(deviation, each)
-
-
-def _table(report: Report, weights: PyTree, deviations: PyTree, level: float):
-    """The rows of each quantity, the strongest observation first, and the quantities' variances."""
+def _table(report: Report, weights: PyTree, deviations: Float[np.ndarray, "F"], level: float):
+    """The rows of each quantity, the strongest observation first, and the quantities' variances;
+    `deviations` are the quantities' posterior standard deviations.
+    """
     observations = [entry.name for entry in display.entries(weights)]
-    quantities, spreads = map(display.entries, (report.value, deviations))
+    quantities = display.entries(report.value)
     slopes = gradient_matrix(report.value, report.gradient)
     errors = gradient_matrix(report.value, report.gradient_error)
     ends = gradient_matrix(report.value, report.interval(level)[1], after=1)
@@ -247,7 +238,7 @@ def _table(report: Report, weights: PyTree, deviations: PyTree, level: float):
     rows: list[InfluenceRow] = []
     variances: list[QuantityVariance] = []
     for i, (quantity, mean) in enumerate(quantities):
-        found, spread = [], float(spreads[i].values)
+        found, spread = [], float(deviations[i])
         for n, observation in enumerate(observations):
             slope, error = float(slopes[i, n]), float(errors[i, n])
             low, high = (float(end) for end in ends[i, n])

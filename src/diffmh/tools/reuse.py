@@ -187,6 +187,6 @@ def _states(s: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, 
     walk = walk_of(
         s.kernel, theta, key, args, s.init, s.num_samples, s.num_chains, s.burn_in, 1, s.mesh
     )
-    arrays = filled(walk, None, None, Bar("draws", walk.num_blocks, False))
+    arrays = filled(walk, None, None, Bar("draws", walk.plan.num_blocks, False))
     # The last two are acceptance rate and log density.
     return jax.tree.unflatten(walk.plan.structure, [jnp.asarray(each) for each in arrays[:-2]])
