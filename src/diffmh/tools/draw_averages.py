@@ -25,7 +25,7 @@ from ..reports.convergence import (
     mean_and_error,
     split_r_hat,
 )
-from ..reports.report import Report, RunChains, report
+from ..reports.report import RunChains
 from .draw_controls import Control, Coordinates, control_of, products
 from .intake import chains_and_draws
 from .tails import HEAVY, pareto_shape
@@ -198,17 +198,6 @@ def most_series(every: Sequence[T]) -> Sequence[T]:
     return every[:: -(-len(every) // _MOST_SERIES)]
 
 
-def summary(
-    found: AtDraws,
-    theta: PyTree,
-    form: PyTree,
-    notes: Sequence[str] = (),
-    doubts: Sequence[str] = (),
-) -> Report:
-    """The report of what was found at the draws; `notes` and `doubts` are further lines of it."""
-    return report(run_of_draws(found, theta, form, notes, doubts))
-
-
 def run_of_draws(
     found: AtDraws,
     theta: PyTree,
@@ -217,7 +206,9 @@ def run_of_draws(
     doubts: Sequence[str] = (),
     batches: int | None = None,
 ) -> RunChains:
-    """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
+    """Value and derivative of each batch; `batches` of each chain, or as many as suit them. `notes`
+    and `doubts` are further lines of the report.
+    """
     chains, draws, _ = found.value.shape
     cut = Cut.of(found.series(), batches)
     # Their means stay: only what they differ by is too small.

@@ -19,10 +19,10 @@ from ..base.validate import Checked
 from ..core.admission import Unflatten
 from ..core.autodiff import not_differentiable
 from ..estimators.stein import refuse_unless_continuous
-from ..reports.report import Report, RunChains
+from ..reports.report import Report, RunChains, report
 from .composed_draws import ComposedDraws
 from .curve import Curve, curve_of
-from .draw_averages import AtDraws, evaluate, run_of_draws, summary
+from .draw_averages import AtDraws, evaluate, run_of_draws
 from .draw_controls import Coordinates
 from .examination import Examination, Examinations, one_draw
 from .intake import (
@@ -96,7 +96,8 @@ class FromDraws(OverDraws):
 
     def summarised(self, at: AtDraws, theta: PyTree, *args: Any) -> Report:
         """The report of what `at_draws` found."""
-        return summary(at, theta, self.examined(theta, args).form, *self._lines())
+        form = self.examined(theta, args).form
+        return report(run_of_draws(at, theta, form, *self._lines()))
 
     def run_chains(self, theta: PyTree, *args: Any, batches: int | None = None) -> RunChains:
         """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""

@@ -30,21 +30,25 @@ def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
     """
     _refuse_other_theta(posterior, given, where)
     form = jax.eval_shape(posterior.init, jax.random.key(0))
-    if given.sites is None or given.marked:
-        return _of_states(posterior, given, form, where)
     known = jax.eval_shape(posterior.constrain, posterior.theta, form)
     latent = jax.eval_shape(posterior.log_prior_by_site, posterior.theta, form)
     sites = {name: known[name] for name in latent}
+    are_states = given.sites is None or given.marked
     # A group of states of somebody else's may come from another transform: sites are preferred to
     # it if they are all there.
-    if given.states is not None and not all(name in given.sites for name in sites):
-        return _of_states(posterior, given, form, where)
-    found = _matched(_by_name(given.sites, _shapes(sites), where), _shapes(sites), where)
+    if not are_states and given.states is not None:
+        are_states = not all(name in given.sites for name in sites)
+    draws, expected = (given.states, form) if are_states else (given.sites, sites)
+    named = _by_name(draws, _shapes(expected), where)
+    found = _matched(named, _shapes(expected), where, given.stacked)
+    if given.stacked:
+        refuse_draws_first(found, where)
     _refuse_other_values(posterior, found, form, where)
-    free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
-    states = free(_typed(found, sites))
-    _refuse_infinite(states, where)
-    return _typed(states, form)
+    if not are_states:
+        free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
+        found = free(_typed(found, sites))
+    _refuse_infinite(found, where)
+    return _typed(found, form)
 
 
 def _refuse_other_theta(posterior: Posterior, given: GivenDraws, where: str) -> None:
@@ -64,16 +68,6 @@ def _refuse_other_theta(posterior: Posterior, given: GivenDraws, where: str) -> 
             f" at {_rounded(numbers_of(theta))}: pass the former as"
             " `sensitivity(at=...)`, or sample anew."
         )
-
-
-def _of_states(posterior: Posterior, given: GivenDraws, form: Any, where: str) -> PyTree:
-    named = _by_name(given.states, _shapes(form), where)
-    states = _matched(named, _shapes(form), where, given.stacked)
-    if given.stacked:
-        refuse_draws_first(states, where)
-    _refuse_other_values(posterior, states, form, where)
-    _refuse_infinite(states, where)
-    return _typed(states, form)
 
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:

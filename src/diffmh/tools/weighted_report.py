@@ -110,17 +110,21 @@ class WeightedBatches(eqx.Module):
 
     def run(self) -> RunChains:
         """Value and derivative of each batch."""
-        tail, size = self.tail, self.tail.log_weights.size
-        assert self.ratio.slope is not None
-        parts = (np.moveaxis(np.asarray(p), 0, -1) for p in (self.ratio.value, self.ratio.slope))
-        value, slope = parts
+        tail, slope = self.tail, self.ratio.slope
+        assert slope is not None
         worth = (
-            f"effective draws {tail.effective:,.0f} of {size:,}"
+            f"effective draws {tail.effective:,.0f} of {tail.log_weights.size:,}"
             f" ({tail.share:.0%}), Pareto k̂ {tail.pareto_k:.2f}"
         )
-        at, how = self.at_draws, "by reweighting"
         return run_of_batches(
-            at, self.cut, (value, slope), self.theta, self.form, how, [worth], tail.warnings()
+            self.at_draws,
+            self.cut,
+            (np.moveaxis(self.ratio.value, 0, -1), np.moveaxis(slope, 0, -1)),
+            self.theta,
+            self.form,
+            "by reweighting",
+            notes=[worth],
+            doubts=tail.warnings(),
         )
 
     def report(self) -> Report:
