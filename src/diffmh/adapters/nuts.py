@@ -324,10 +324,7 @@ def _tried(target: Target, init, theta, keys, number: int, width: float):
 @eqx.filter_jit
 def _constrained(constrain, theta, draws: Sites) -> Sites:
     """The sites as the model knows them, `(chain, draw, ...)`."""
-    num_chains, count = jax.tree.leaves(draws)[0].shape[:2]
-    flat = jax.tree.map(lambda leaf: leaf.reshape(num_chains * count, *leaf.shape[2:]), draws)
-    sites = in_batches(lambda x: constrain(theta, x), flat, _AT_ONCE)
-    return jax.tree.map(lambda leaf: leaf.reshape(num_chains, count, *leaf.shape[1:]), sites)
+    return in_batches(lambda x: constrain(theta, x), draws, _AT_ONCE, axes=2)
 
 
 def _data_tree(sites: Sites, draws: Sites, stats: dict[str, np.ndarray], theta: Sites) -> DataTree:

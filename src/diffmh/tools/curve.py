@@ -68,19 +68,19 @@ def curve_of(draws: FromDraws, thetas: PyTree, args: tuple[Any, ...], name: str 
         rows.append(_row(np.asarray(ratio.value).T, tail))
         tails.append(tail)
     unflatten = Unflatten.of(found.form)
-    columns = [np.stack(column) for column in zip(*rows, strict=True)]
 
     def like_value(column):
         each = [value_tree(unflatten, row) for row in column]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
+    value, error, low, high = map(like_value, zip(*rows, strict=True))
     return Curve(
         grid,
         along,
-        like_value(columns[0]),
-        like_value(columns[1]),
-        low=like_value(columns[2]),
-        high=like_value(columns[3]),
+        value,
+        error,
+        low,
+        high,
         effective_draws=np.array([tail.effective for tail in tails]),
         pareto_k=np.array([tail.pareto_k for tail in tails]),
         trusted=np.array([tail.trusted for tail in tails]),

@@ -27,7 +27,6 @@ from ..reports.convergence import (
 )
 from ..reports.report import RunChains
 from .draw_controls import Control, Coordinates, control_of, products
-from .intake import chains_and_draws
 from .tails import HEAVY, pareto_shape
 
 T = TypeVar("T")
@@ -67,10 +66,7 @@ def evaluate(f, log_density, theta, draws, args, explicit: bool, by_x: bool = Fa
         score, steepness = jax.grad(density, argnums=(0, 1))(flat_theta, place)
         return value(flat_theta, x), score, slope, place, steepness
 
-    shape = chains_and_draws(draws)
-    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
-    found = in_batches(at_draw, joined, _AT_ONCE)
-    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)
+    return in_batches(at_draw, draws, _AT_ONCE, axes=2)
 
 
 class AtDraws(eqx.Module):

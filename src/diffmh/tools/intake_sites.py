@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from ..adapters import Posterior
 from ..adapters.group_marks import numbers_of, same_theta
 from ..base.batches import in_batches
-from .intake import GivenDraws, chains_and_draws, few, refuse_draws_first
+from .intake import GivenDraws, few, refuse_draws_first
 
 # Draws that are evaluated at once.
 _AT_ONCE = 1024
@@ -80,10 +80,8 @@ def weights_between(made_by: Posterior, wanted: Posterior, states: PyTree) -> np
     def log_weight(x):
         return wanted.log_density(wanted.theta, x) - made_by.log_density(made_by.theta, x)
 
-    shape = chains_and_draws(states)
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), states)
-    found = np.asarray(jax.jit(lambda flat: in_batches(log_weight, flat, _AT_ONCE))(flat), float)
-    found = found.reshape(shape)
+    every = jax.jit(lambda states: in_batches(log_weight, states, _AT_ONCE, axes=2))
+    found = np.asarray(every(states), float)
     if not np.isfinite(found.max()):
         raise ValueError(
             "`sensitivity(at=...)`: the log density is not finite at some draws, for the"
