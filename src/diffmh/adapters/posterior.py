@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -289,10 +289,8 @@ class Posterior(eqx.Module):
         if kernel is None:
             return dataclasses.replace(self, log_density=log_density).kernel()
         if not isinstance(kernel, Kernel | Adapted):
-            where, signature = (
-                "sensitivity(kernel=...)",
-                "a kernel, or kernel(log_density) -> Kernel",
-            )
+            where = "sensitivity(kernel=...)"
+            signature = "a kernel, or kernel(log_density) -> Kernel"
             validate.function(kernel, where, "kernel", signature)
             if isinstance(getattr(kernel, "__self__", None), Posterior):
                 raise TypeError(
@@ -341,9 +339,7 @@ def checked_theta(theta: Any, where: str) -> Sites:
     return trees.strong(validate.theta(theta))
 
 
-def extra(
-    function: str, library: str, name: str | None = None
-) -> contextlib.AbstractContextManager[None]:
+def extra(function: str, library: str, name: str | None = None) -> AbstractContextManager[None]:
     """Says which extra to install where the library of an adapter is not there; the extra has the
     library's name if no other is given.
     """
