@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import equinox as eqx
@@ -212,9 +212,8 @@ def run_of_draws(
     value, jacobian = (spread_out(part, wider) for part in found.batches(cut.per_chain))
     if found.control is not None:
         value, jacobian = found.with_rounding(value, jacobian)
-    notes = (*_of_weights(found.weight), *notes)
-    doubts = (*_doubts_of_weights(found.weight), *doubts)
-    how = "by the covariance identity"
+    note, doubt = _of_weights(found.weight)
+    how, notes, doubts = "by the covariance identity", [*note, *notes], [*doubt, *doubts]
     return run_of_batches(found, cut, (value, jacobian), theta, form, how, notes, doubts)
 
 
@@ -293,18 +292,14 @@ def largest_r_hat(series: Float[np.ndarray, "S C n"]) -> float:
     return split_r_hat(halves.mean(axis=-1), within, base=(half - 1) / half)
 
 
-def _of_weights(weight: np.ndarray | None) -> Iterator[str]:
-    if weight is not None:
-        worth = weight.sum() ** 2 / np.sum(weight**2)
-        yield (
-            f"weighted draws, worth {worth:,.0f} of {weight.size:,}; Pareto k̂"
-            f" {pareto_shape(weight):.2f}"
-        )
-
-
-def _doubts_of_weights(weight: np.ndarray | None) -> Iterator[str]:
-    if weight is not None and pareto_shape(weight) > HEAVY:
-        yield (
-            f"the weights have a heavy tail (Pareto k̂ = {pareto_shape(weight):.2f} > {HEAVY}): few"
-            " draws decide, and errors are too small. Draw from a distribution that is closer."
-        )
+def _of_weights(weight: np.ndarray | None) -> tuple[list[str], list[str]]:
+    """A note on importance weights, and a warning of a heavy tail, if there are any."""
+    if weight is None:
+        return [], []
+    k, worth = pareto_shape(weight), weight.sum() ** 2 / np.sum(weight**2)
+    doubt = (
+        f"the weights have a heavy tail (Pareto k̂ = {k:.2f} > {HEAVY}): few draws decide, and"
+        " errors are too small. Draw from a distribution that is closer."
+    )
+    note = f"weighted draws, worth {worth:,.0f} of {weight.size:,}; Pareto k̂ {k:.2f}"
+    return [note], [doubt] if k > HEAVY else []

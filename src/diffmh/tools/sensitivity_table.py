@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import re
@@ -164,10 +165,7 @@ class Sensitivity:
 
     def _doubts(self) -> list[str]:
         """Each reason once, with how many rows it marks."""
-        found: dict[str, int] = {}
-        for row in self.rows:
-            if not row.trusted:
-                found[row.doubt] = found.get(row.doubt, 0) + 1
+        found = collections.Counter(row.doubt for row in self.rows if not row.trusted)
         return [
             f"{MARK} {count} of {len(self.rows)} rows not to be trusted: {doubt}"
             for doubt, count in found.items()
