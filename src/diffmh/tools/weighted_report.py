@@ -110,8 +110,9 @@ class WeightedBatches(eqx.Module):
 
     def run(self) -> RunChains:
         """Value and derivative of each batch."""
-        tail, slope = self.tail, self.ratio.slope
-        assert slope is not None
+        tail, ratio = self.tail, self.ratio
+        assert ratio.slope is not None
+        value, slope = np.asarray(ratio.value), np.asarray(ratio.slope)
         worth = (
             f"effective draws {tail.effective:,.0f} of {tail.log_weights.size:,}"
             f" ({tail.share:.0%}), Pareto k̂ {tail.pareto_k:.2f}"
@@ -119,7 +120,7 @@ class WeightedBatches(eqx.Module):
         return run_of_batches(
             self.at_draws,
             self.cut,
-            (np.moveaxis(self.ratio.value, 0, -1), np.moveaxis(slope, 0, -1)),
+            (np.moveaxis(value, 0, -1), np.moveaxis(slope, 0, -1)),
             self.theta,
             self.form,
             "by reweighting",
