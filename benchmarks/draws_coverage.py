@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from timing import row
 
-from diffmh.tools.draw_averages import AtDraws, summary
+from diffmh.reports.report import report
+from diffmh.tools.draw_averages import AtDraws, run_of_draws
 
 PRIOR, Y, THETA = 2.0, 1.3, 0.4
 VARIANCE = 1 / (1 / PRIOR + 1)
@@ -37,9 +38,8 @@ def reported(x: np.ndarray):
     value = np.stack([x, x**2 + THETA * x], axis=-1)
     score = ((x - THETA) / PRIOR)[..., None]
     slope = np.stack([np.zeros_like(x), x], axis=-1)[..., None, :]
-    return summary(
-        AtDraws(value, score, slope), jnp.float32(THETA), jax.ShapeDtypeStruct((2,), float)
-    )
+    form = jax.ShapeDtypeStruct((2,), float)
+    return report(run_of_draws(AtDraws(value, score, slope), jnp.float32(THETA), form))
 
 
 def measure(chains: int, draws: int, rho: float, seeds: int) -> np.ndarray:

@@ -17,7 +17,8 @@ from problems import log_logistic, logistic, logistic_answer
 from timing import best_times, row
 
 import diffmh
-from diffmh.tools.draw_averages import AtDraws, evaluate, summary
+from diffmh.reports.report import report as report_of
+from diffmh.tools.draw_averages import AtDraws, evaluate, run_of_draws
 from diffmh.tools.draw_controls import Coordinates
 
 STEIN = {"control": "stein", "unconstrained": True}
@@ -101,8 +102,8 @@ def ratio(
         value, score, slope, *place = (part[4 * seed : 4 * seed + 4] for part in found)
         at = Coordinates(*(part.reshape(4_000, -1) for part in place))
         both = AtDraws(value, score, slope)
-        plain.append(np.ravel(summary(both, theta, form).gradient))
-        report = summary(both.controlled(at, None), theta, form)
+        plain.append(np.ravel(report_of(run_of_draws(both, theta, form)).gradient))
+        report = report_of(run_of_draws(both.controlled(at, None), theta, form))
         controlled.append(np.ravel(report.gradient))
         ends = np.asarray(report.interval(0.95)[1]).reshape(-1, 2)
         if exact is not None:

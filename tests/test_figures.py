@@ -12,8 +12,8 @@ from matplotlib.colors import to_rgb
 
 from diffmh.plots import style
 from diffmh.reproduce import EXPERIMENTS, page, saved
-from diffmh.reproduce.data import from_arrays, to_arrays
 from diffmh.reproduce.recoupling import BLACK, DIFFERS, WHITE, film
+from diffmh.reproduce.saved import from_arrays, to_arrays
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -308,7 +308,7 @@ def test_the_refused_second_derivative_would_have_been_wrong():
 def test_the_jackknife_needs_its_leave_one_out_sums():
     """Pseudo-values of sums about a common centre average to the ratio less its bias."""
     given = Reweighted(both, log_density, jnp.float32(AT), draws(shape=(8, 200)), ())
-    sums, _, _ = weighted_sums.batch_sums(given, jnp.float32(0.6), 2, True, 1)
+    sums, _ = weighted_sums.batch_sums(given, jnp.float32(0.6), 2, True, 1)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, float), sums)
     of_all = weighted_sums.Ratio.of(exact.all())
     direct = jax.hessian(lambda theta: given.mean(theta))(jnp.float32(0.6))

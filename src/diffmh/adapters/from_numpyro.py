@@ -90,20 +90,17 @@ class _Model(OfModel):
         return compute_log_probs(self._unchecked(), self.args, kwargs, latent, sum_log_prob)[0]
 
     def unconstrain(self, theta: Sites, sites: Sites) -> Sites:
-        free = {
-            name: biject(site).inv(site["value"])
-            for name, site in self._at(theta, sites).items()
-            if name in self.continuous
-        }
-        return {**free, **{name: jnp.asarray(sites[name], int) for name in self.discrete}}
-
-    def _at(self, theta: Sites, sites: Sites) -> dict[str, Any]:
-        """The latent sites of the model where they have these values."""
         from numpyro import handlers
+        from numpyro.distributions import biject_to
 
         given = handlers.substitute(self.model, data=sites)
         traced = handlers.trace(given).get_trace(*self.args, **self.kwargs, **theta)
-        return {name: traced[name] for name in self.latent}
+        continuous = {name: traced[name] for name in self.continuous}
+        free = {
+            name: biject_to(site["fn"].support).inv(site["value"])
+            for name, site in continuous.items()
+        }
+        return {**free, **{name: jnp.asarray(sites[name], int) for name in self.discrete}}
 
     def constrain(self, theta: Sites, x: Sites) -> Sites:
         from numpyro.infer.util import constrain_fn
@@ -112,13 +109,6 @@ class _Model(OfModel):
         kwargs = {**self.kwargs, **theta}
         sites = constrain_fn(self._given(x), self.args, kwargs, rest, return_deterministic=True)
         return {**sites, **{name: x[name] for name in self.discrete}}
-
-
-def biject(site: dict[str, Any]) -> Any:
-    """NumPyro's transform of the reals to a site's support."""
-    from numpyro.distributions import biject_to
-
-    return biject_to(site["fn"].support)
 
 
 def unchecked(distribution: Any) -> Any:

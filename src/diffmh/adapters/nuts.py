@@ -111,17 +111,15 @@ def draw(
     rows: list[Any] = []
     with Bar("sample", num_warmup + num_samples, progress) as bar:
         for block in _blocks(stages, ends):
-            now, _ = _advance(target, warm_up, theta, key_run, now, *block.numbers)
+            now, _ = _advance(target, warm_up, theta, key_run, now, *block.iterations)
             bar.reached(block.last)
         now = SamplingProgress(now.places, warm_up.freeze(now.learnt))
         # Nothing is learnt from here on: draws are of one fixed kernel, which leaves the posterior
         # invariant.
         frozen = np.full(num_samples, FROZEN)
         for block in _blocks(frozen, np.zeros(num_samples, bool), num_warmup):
-            now, made = _advance(target, warm_up, theta, key_run, now, *block.numbers)
-            rows.append(
-                jax.tree.map(lambda leaf, count=block.count: np.asarray(leaf)[:count], made)
-            )
+            now, made = _advance(target, warm_up, theta, key_run, now, *block.iterations)
+            rows.append(trees.take(jax.tree.map(np.asarray, made), slice(block.count)))
             bar.reached(block.last)
     draws, stats = jax.tree.map(_chains_first, *rows)
     return _data_tree(_constrained(constrain, theta, draws), draws, stats, theta)
@@ -132,32 +130,24 @@ def _chains_first(*blocks: np.ndarray) -> np.ndarray:
 
 
 class _Block(eqx.Module):
-    """Iterations `first, ..., first + count − 1`, and the stages of these and of idle ones."""
+    """`count` iterations up to number `last`, exclusive: the numbers of these and of idle ones,
+    their stages, and whether a window ends with them.
+    """
 
-    first: int
+    last: int
     count: int
-    stages: np.ndarray
-    ends: np.ndarray
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count
-
-    @property
-    def numbers(self) -> tuple[Array, ...]:
-        return jnp.arange(self.first, self.first + _BLOCK), *map(jnp.asarray, self.arrays)
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        rest = _BLOCK - self.count
-        stages = np.append(self.stages, np.full(rest, IDLE)).astype(np.int32)
-        return stages, np.append(self.ends, np.zeros(rest, bool))
+    iterations: tuple[Array, Array, Array]
 
 
 def _blocks(stages: np.ndarray, ends: np.ndarray, offset: int = 0) -> Iterator[_Block]:
     for first in range(0, stages.size, _BLOCK):
-        here = slice(first, first + _BLOCK)
-        yield _Block(offset + first, stages[here].size, stages[here], ends[here])
+        count = min(_BLOCK, stages.size - first)
+        here, idle = slice(first, first + count), _BLOCK - count
+        numbers = jnp.arange(offset + first, offset + first + _BLOCK)
+        stage = np.append(stages[here], np.full(idle, IDLE)).astype(np.int32)
+        ended = np.append(ends[here], np.zeros(idle, bool))
+        iterations = (numbers, jnp.asarray(stage), jnp.asarray(ended))
+        yield _Block(offset + first + count, count, iterations)
 
 
 @eqx.filter_jit
@@ -334,10 +324,7 @@ def _tried(target: Target, init, theta, keys, number: int, width: float):
 @eqx.filter_jit
 def _constrained(constrain, theta, draws: Sites) -> Sites:
     """The sites as the model knows them, `(chain, draw, ...)`."""
-    num_chains, count = jax.tree.leaves(draws)[0].shape[:2]
-    flat = jax.tree.map(lambda leaf: leaf.reshape(num_chains * count, *leaf.shape[2:]), draws)
-    sites = in_batches(lambda x: constrain(theta, x), flat, _AT_ONCE)
-    return jax.tree.map(lambda leaf: leaf.reshape(num_chains, count, *leaf.shape[1:]), sites)
+    return in_batches(lambda x: constrain(theta, x), draws, _AT_ONCE, axes=2)
 
 
 def _data_tree(sites: Sites, draws: Sites, stats: dict[str, np.ndarray], theta: Sites) -> DataTree:

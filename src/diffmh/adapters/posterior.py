@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -14,21 +14,20 @@ from jaxtyping import Array, Key, PyTree
 
 from .._expectation import Expectation, expectation
 from ..base import trees, validate
+from ..base.extras import needing
 from ..base.validate import Checked
 from ..core.adapted import Adapted
 from ..core.kernel import Kernel
 from ..estimators import Covariance
 from ..kernels import Cycle, MetropolisHastings
 from ..proposals import GaussianWalk, On, OneLabel, OtherState, Proposal
-from .label_moves import SiteGibbs, label_move
+from .label_moves import SiteGibbs, Sites, label_move
 from .nuts import Target, draw
 from .other_density import with_density
 from .summed_out import with_few_values
 
 if TYPE_CHECKING:
     from xarray import DataTree
-
-Sites = dict[str, Any]
 
 
 class OfModel(eqx.Module):
@@ -290,10 +289,8 @@ class Posterior(eqx.Module):
         if kernel is None:
             return dataclasses.replace(self, log_density=log_density).kernel()
         if not isinstance(kernel, Kernel | Adapted):
-            where, signature = (
-                "sensitivity(kernel=...)",
-                "a kernel, or kernel(log_density) -> Kernel",
-            )
+            where = "sensitivity(kernel=...)"
+            signature = "a kernel, or kernel(log_density) -> Kernel"
             validate.function(kernel, where, "kernel", signature)
             if isinstance(getattr(kernel, "__self__", None), Posterior):
                 raise TypeError(
@@ -342,18 +339,12 @@ def checked_theta(theta: Any, where: str) -> Sites:
     return trees.strong(validate.theta(theta))
 
 
-@contextlib.contextmanager
-def extra(function: str, library: str, name: str | None = None) -> Iterator[None]:
+def extra(function: str, library: str, name: str | None = None) -> AbstractContextManager[None]:
     """Says which extra to install where the library of an adapter is not there; the extra has the
     library's name if no other is given.
     """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != library:
-            raise
-        raise ModuleNotFoundError(
-            f"`diffmh.{function}` needs {library}, which is not installed:"
-            f' pip install "diffmh[{name or library}]"',
-            name=library,
-        ) from error
+    return needing(
+        library,
+        f"`diffmh.{function}` needs {library}, which is not installed:"
+        f' pip install "diffmh[{name or library}]"',
+    )

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import equinox as eqx
 import jax
@@ -22,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-Sites = dict[str, Any]
-Density = Callable[[Sites], Float[Array, ""]]
+from .label_moves import Density, Sites
 
 # Every step of a trajectory costs as many evaluations of the density as there are joint values.
 MOST_VALUES = 256

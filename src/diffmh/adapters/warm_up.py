@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from ..base import trees
+
 # The stages of an iteration: the step size alone is learnt, the variances too, nothing any more, or
 # nothing is done at all (the rest of a block).
 FAST, SLOW, FROZEN, IDLE = range(4)
@@ -47,7 +49,7 @@ class WarmUp(eqx.Module):
             jnp.asarray(step_size, float), began.inverse_mass_matrix, averaging(step_size), began
         )
         # Numbers of Python's would make the first block another program than the next.
-        return jax.tree.map(_strong, learnt)
+        return trees.strong(learnt)
 
     def update(
         self,
@@ -96,7 +98,7 @@ class WarmUp(eqx.Module):
     def freeze(self, learnt: Learnt) -> Learnt:
         """The final state, with the average of the step sizes as the step size."""
         _, _, averaged = self._parts()[0]
-        return learnt._replace(step_size=_strong(averaged(learnt.averaging)))
+        return learnt._replace(step_size=trees.strong(averaged(learnt.averaging)))
 
 
 def schedule(num_warmup: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,8 +122,3 @@ def schedule(num_warmup: int) -> tuple[np.ndarray, np.ndarray]:
         ends[end - 1] = True
         first, window = end, 2 * window
     return stages, ends
-
-
-def _strong(leaf: Any) -> Array:
-    leaf = jnp.asarray(leaf)
-    return jnp.asarray(leaf, leaf.dtype)

@@ -36,11 +36,7 @@ def influence(table: Checked[Influence], *, most: Checked[int] = 12) -> Figure:
     1
     """
     validate.instance(table, Influence, "plots.influence(table)", "table")
-    most = validate.count(most, "plots.influence(most=...)")
-    if not table.rows:
-        raise ValueError("`plots.influence(table)` has nothing to draw: the table has no rows.")
-    groups = tornado.by_quantity(table.rows, most)
-    figure, axes = tornado.panels([len(rows) for rows in groups.values()], sharex=False)
+    figure, groups, axes = tornado.panels(table.rows, most, "influence", sharex=False)
     for ax, (quantity, rows) in zip(axes, groups.items(), strict=True):
         value = np.array([row.influence for row in rows])
         # An interval may be bent (`reports.intervals`), but holds the estimate up to rounding.

@@ -86,7 +86,7 @@ def _lines(name_entries, tree: Any, ends: Any, chains: Any) -> list[Line]:
     ]
 
 
-def _slopes(gradient: Any, value: Any, leading: int) -> list[NamedEntry]:
+def _slopes(gradient: Any, value: Any, leading: int) -> list[Entry]:
     """The gradient's entries, named after the entries of f and theta: at each leaf of f there is a
     tree like theta, with the axes of f before those of theta.
     """

@@ -39,11 +39,7 @@ def sensitivity(table: Checked[Sensitivity], *, most: Checked[int] = 12) -> Figu
     1
     """
     validate.instance(table, Sensitivity, "plots.sensitivity(table)", "table")
-    most = validate.count(most, "plots.sensitivity(most=...)")
-    if not table.rows:
-        raise ValueError("`plots.sensitivity(table)` has nothing to draw: the table has no rows.")
-    groups = tornado.by_quantity(table.rows, most)
-    figure, axes = tornado.panels([len(rows) for rows in groups.values()], sharex=True)
+    figure, groups, axes = tornado.panels(table.rows, most, "sensitivity", sharex=True)
     for ax, (quantity, rows) in zip(axes, groups.items(), strict=True):
         _draw(ax, rows)
         title = f"E[{quantity}]" if rows[0].statistic == "mean" else quantity

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
+
+from ..base.extras import needing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,15 +31,9 @@ def empty(width: float, height: float) -> Figure:
 
 @functools.cache
 def _shown_in_notebooks() -> type[Figure]:
-    try:
+    advice = '`diffmh.plots` needs matplotlib, which is not installed: pip install "diffmh[plots]"'
+    with needing("matplotlib", advice):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        raise ModuleNotFoundError(
-            '`diffmh.plots` needs matplotlib, which is not installed: pip install "diffmh[plots]"',
-            name="matplotlib",
-        ) from None
 
     class Shown(Figure):
         """A figure with its own display method: IPython only knows figures made by pyplot."""

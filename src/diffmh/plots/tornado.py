@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
+from ..base import validate
+from ..base.validate import Checked
 from ..tools.influence import InfluenceRow
 from ..tools.sensitivity_table import SensitivityRow
 from . import style
@@ -21,26 +23,27 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", InfluenceRow, SensitivityRow)
 
 
-def by_quantity(rows: Iterable[Row], most: int) -> dict[str, list[Row]]:
-    """The first `most` rows of each quantity, which need not stand together: a table may be
-    sorted.
+def panels(
+    rows: Sequence[Row], most: Checked[int], name: str, *, sharex: bool
+) -> tuple[Figure, dict[str, list[Row]], list[Axes]]:
+    """A figure with a panel for each quantity, at most three side by side, and the first `most`
+    rows of each, which need not stand together: a table may be sorted.
     """
+    most = validate.count(most, f"plots.{name}(most=...)")
+    if not rows:
+        raise ValueError(f"`plots.{name}(table)` has nothing to draw: the table has no rows.")
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.quantity, []).append(row)
-    return {quantity: own[:most] for quantity, own in groups.items()}
-
-
-def panels(sizes: Sequence[int], *, sharex: bool) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each of these numbers of rows, at most three side by side."""
-    across = min(3, len(sizes))
-    down = -(-len(sizes) // across)
-    figure = style.empty(4.6 * across, down * (1.1 + 0.34 * max(sizes)))
+    groups = {quantity: own[:most] for quantity, own in groups.items()}
+    across = min(3, len(groups))
+    down = -(-len(groups) // across)
+    figure = style.empty(4.6 * across, down * (1.1 + 0.34 * max(map(len, groups.values()))))
     axes = list(figure.subplots(down, across, sharex=sharex, squeeze=False).ravel())
     style.plain(axes)
-    for ax in axes[len(sizes) :]:
+    for ax in axes[len(groups) :]:
         ax.set_visible(False)
-    return figure, axes[: len(sizes)]
+    return figure, groups, axes[: len(groups)]
 
 
 def bars(

@@ -15,7 +15,7 @@ from ..base.validate import Checked
 from . import display
 from .convergence import mean_and_error
 from .display import with_errors
-from .intervals import Shape, ends, shape
+from .intervals import Shape, interval_tree, shape
 from .report import Report
 
 
@@ -57,15 +57,8 @@ class HessianReport(eqx.Module):
         last axis of two ends, as `Report.interval` has them for value and gradient.
         """
         level = validate.number(level, "HessianReport.interval(level=...)", above=0, below=1)
-        count = self.report.num_chains
-
-        def both_ends(mean, error, skewness, kurtosis):
-            own = Shape(np.asarray(skewness, float), np.asarray(kurtosis, float))
-            mean, error = np.asarray(mean, float), np.asarray(error, float)
-            return jnp.stack(ends(mean, error, own, count, level), -1)
-
-        of = self.hessian_shape
-        return jax.tree.map(both_ends, self.hessian, self.hessian_error, of.skewness, of.kurtosis)
+        second = (self.hessian, self.hessian_error, self.hessian_shape)
+        return interval_tree(*second, self.report.num_chains, level)
 
     def __repr__(self) -> str:
         parts = {
@@ -73,9 +66,7 @@ class HessianReport(eqx.Module):
             "gradient": with_errors(self.gradient, self.gradient_error),
             "value": with_errors(self.value, self.value_error),
         }
-        if self.warnings:
-            parts["warnings"] = f"{len(self.warnings)}: print it"
-        return display.named("HessianReport", parts)
+        return display.named("HessianReport", parts, self.warnings)
 
     def __str__(self) -> str:
         return "hessian  " + with_errors(self.hessian, self.hessian_error) + f"\n{self.report}"
@@ -105,25 +96,26 @@ def hessian_tree(
     """Flat second derivatives as f's tree of theta's trees of theta's trees."""
     flat = np.asarray(flat)
     size, _, num_values = flat.shape
-    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, theta))
-    cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
 
     def of_value(block):
         # block: (P·P, *f's leaf); the parameters go last, as in `jax.hessian`.
-        own = block.shape[1:]
-        square = np.moveaxis(block.reshape(size, size, *own), (0, 1), (-2, -1))
-
-        def entry(part, first, second):
-            return jnp.asarray(part.reshape((*own, *first.shape, *second.shape)), first.dtype)
-
-        rows = np.split(square, cuts, axis=-2)
-        return structure.unflatten(
-            structure.unflatten(
-                entry(part, first, second)
-                for part, second in zip(np.split(row, cuts, axis=-1), leaves, strict=True)
-            )
-            for row, first in zip(rows, leaves, strict=True)
-        )
+        block = block.reshape(size, size, *block.shape[1:])
+        return square(theta, np.moveaxis(block, (0, 1), (-2, -1)))
 
     columns = np.moveaxis(flat, -1, 0).reshape(num_values, size * size)
     return jax.tree.map(of_value, unflatten(columns))
+
+
+def square(theta: PyTree, matrix: Float[Array | np.ndarray, "... P P"]) -> PyTree:
+    """Matrices over the flattened θ as theta's tree of theta's trees, as `jax.hessian` has them."""
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, theta))
+    ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
+    parts = [(leaf, slice(end - leaf.size, end)) for leaf, end in zip(leaves, ends, strict=True)]
+
+    def row(first, rows):
+        shapes = [(*matrix.shape[:-2], *first.shape, *second.shape) for second, _ in parts]
+        blocks = [matrix[..., rows, columns] for _, columns in parts]
+        shaped = zip(blocks, shapes, strict=True)
+        return structure.unflatten(jnp.asarray(b.reshape(s), first.dtype) for b, s in shaped)
+
+    return structure.unflatten(row(*part) for part in parts)

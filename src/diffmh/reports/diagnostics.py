@@ -59,13 +59,13 @@ class Diagnosis(eqx.Module):
     num_chains: int
     nan_proposals: int
     method: Method
-    largest_share: float
-    cut_off: float
     recouplings: float
-    value_r_hat: float
-    gradient_r_hat: float
-    value_drift: str | None
-    gradient_drift: str | None
+    largest_share: float = 0.0
+    cut_off: float = 0.0
+    value_r_hat: float = 1.0
+    gradient_r_hat: float = 1.0
+    value_drift: str | None = None
+    gradient_drift: str | None = None
 
     @property
     def is_stuck(self) -> bool:
@@ -313,12 +313,6 @@ def _of_stretches(
         return dict(
             effective_samples=np.full(means.shape[0], math.nan),
             num_samples=float(sum(watch.batches.samples)),
-            largest_share=0.0,
-            cut_off=0.0,
-            value_r_hat=1.0,
-            gradient_r_hat=1.0,
-            value_drift=None,
-            gradient_drift=None,
         )
     stretches, halves = outcome.stretches.nonempty(), outcome.halves.nonempty()
     length, num_samples = stretches.length, float(stretches.length.sum())

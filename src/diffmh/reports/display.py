@@ -14,8 +14,12 @@ import numpy as np
 _IN_LINE, _WITH_ERRORS, _ROWS = 4, 12, 24
 
 
-def named(name: str, parts: dict[str, str]) -> str:
-    """`Name(part=text, ...)`, on several lines if one is too long."""
+def named(name: str, parts: dict[str, str], warnings: Sequence[str] = ()) -> str:
+    """`Name(part=text, ...)`, on several lines if one is too long, with the number of warnings if
+    there are any.
+    """
+    if warnings:
+        parts = {**parts, "warnings": f"{len(warnings)}: print it"}
     joined = ", ".join(f"{part}={text}" for part, text in parts.items())
     if len(name) + len(joined) + 2 <= 100:
         return f"{name}({joined})"
@@ -83,20 +87,26 @@ class Entry(NamedTuple):
     values: np.ndarray
 
 
-def entries(tree: Any, root: str, leading: int = 0) -> list[Entry]:
-    """Every entry of every leaf, with its Python index; `leading` axes are kept as values.
+def entries(tree: Any, root: str | None = None, leading: int = 0) -> list[Entry]:
+    """Every entry of every leaf, with its Python index; `leading` axes are kept as values. Without
+    a root, names have dots, and that of a single array is `f`.
 
     >>> import numpy as np
     >>> [entry.name for entry in entries({"a": np.zeros(2), "b": 0.0}, "theta")]
     ["theta['a'][0]", "theta['a'][1]", "theta['b']"]
+    >>> [entry.name for entry in entries({"a": np.zeros(2), "b": 0.0})]
+    ['a[0]', 'a[1]', 'b']
     """
     found = []
     # In the order of `jax.tree.leaves`, so entries of trees of one structure correspond.
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         values = np.asarray(leaf)
+        if root is None:
+            base = jax.tree_util.keystr(path, simple=True, separator=".") or "f"
+        else:
+            base = root + jax.tree_util.keystr(path)
         for index in np.ndindex(values.shape[leading:]):
-            name = root + jax.tree_util.keystr(path) + place(index)
-            found.append(Entry(name, values[(..., *index)]))
+            found.append(Entry(base + place(index), values[(..., *index)]))
     return found
 
 

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
@@ -84,6 +86,21 @@ def ends(
         return np.where(np.abs(lean) > 1e-6, bent, h - centre)
 
     return mean - error * student(reach), mean - error * student(-reach)
+
+
+def interval_tree(
+    mean: PyTree, error: PyTree, shape: Shape, num_chains: int, level: float
+) -> PyTree:
+    """The interval of each number of a tree, with a last axis of two ends; the shape has trees like
+    it.
+    """
+
+    def both_ends(mean, error, skewness, kurtosis):
+        mean, error = np.asarray(mean, float), np.asarray(error, float)
+        own = Shape(np.asarray(skewness, float), np.asarray(kurtosis, float))
+        return jnp.stack(ends(mean, error, own, num_chains, level), -1)
+
+    return jax.tree.map(both_ends, mean, error, shape.skewness, shape.kurtosis)
 
 
 def quantile(shape: Shape, num_chains: int, level: float) -> Numbers:

@@ -109,7 +109,11 @@ def notes(outcome: Outcome, simulation: Simulation) -> Iterator[str]:
         )
 
 
-def warnings(meetings: Meetings, time: MeetingTime) -> Iterator[str]:
+def warnings(outcome: Outcome) -> Iterator[str]:
+    meetings = outcome.meetings
+    if meetings is None:
+        return
+    time = MeetingTime.of(meetings)
     if time.num_unmet:
         yield (
             f"{time.num_unmet} of {time.times.size} pairs had not met after"

@@ -32,11 +32,13 @@ class Method(eqx.Module):
 
     @staticmethod
     def of(kernel: Kernel, estimator: Estimator, num_parameters: int, lag: int) -> Method:
-        weights, paired = None, False
+        weights, paired, num_alternatives = None, False, 0
         if isinstance(estimator, StochasticDerivative):
             weights, paired = estimator.weights, estimator.is_paired
+            num_alternatives = estimator.num_alternatives
         elif isinstance(estimator, Stationary):
             weights, paired = "two-sided", True
+            num_alternatives = estimator.num_alternatives(kernel)
         # Advice must differ from what is in use, so both are looked up in the same way.
         pairs = [_coupling_of(update) for update in kernel.updates()]
         used = _names(used for used, _ in pairs)
@@ -44,7 +46,7 @@ class Method(eqx.Module):
         return Method(
             type(estimator).__name__,
             weights,
-            _num_alternatives(estimator, kernel),
+            num_alternatives,
             used,
             tuple(name for name in best if name not in used),
             applies(Covariance(), kernel, num_parameters, lag),
@@ -78,15 +80,6 @@ class Method(eqx.Module):
         if self.covariance_applies:
             found.append("`Covariance()`, whose derivative is that of the equilibrium")
         return "Use " + ", or ".join(found) + "."
-
-
-def _num_alternatives(estimator: Estimator, kernel: Kernel) -> int:
-    match estimator:
-        case StochasticDerivative():
-            return estimator.num_alternatives
-        case Stationary():
-            return estimator.num_alternatives(kernel)
-    return 0
 
 
 def applies(estimator: Estimator, kernel: Kernel, num_parameters: int, lag: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -20,7 +20,7 @@ from . import diagnostics, display, meetings
 from .convergence import mean_and_error
 from .diagnostics import Diagnosis
 from .display import with_errors
-from .intervals import Shape, ends, shape
+from .intervals import Shape, interval_tree, shape
 from .meetings import MeetingTime
 
 
@@ -125,17 +125,12 @@ class Report(eqx.Module):
         True
         """
         level = validate.number(level, "Report.interval(level=...)", above=0, below=1)
-
-        def both_ends(mean, error, skewness, kurtosis):
-            mean, error = np.asarray(mean, float), np.asarray(error, float)
-            shape = Shape(np.asarray(skewness, float), np.asarray(kurtosis, float))
-            return jnp.stack(ends(mean, error, shape, self.num_chains, level), -1)
-
-        def interval(mean, error, shape):
-            return jax.tree.map(both_ends, mean, error, shape.skewness, shape.kurtosis)
-
-        value = interval(self.value, self.value_error, self.value_shape)
-        return value, interval(self.gradient, self.gradient_error, self.gradient_shape)
+        value = (self.value, self.value_error, self.value_shape)
+        gradient = (self.gradient, self.gradient_error, self.gradient_shape)
+        return (
+            interval_tree(*value, self.num_chains, level),
+            interval_tree(*gradient, self.num_chains, level),
+        )
 
     def __repr__(self) -> str:
         parts = {
@@ -143,9 +138,7 @@ class Report(eqx.Module):
             "gradient": with_errors(self.gradient, self.gradient_error),
             "num_chains": str(self.num_chains),
         }
-        if self.warnings:
-            parts["warnings"] = f"{len(self.warnings)}: print it"
-        return display.named("Report", parts)
+        return display.named("Report", parts, self.warnings)
 
     def _repr_html_(self) -> str:
         value, gradient = self.interval(0.95)
@@ -204,7 +197,7 @@ def report(chains: RunChains) -> Report:
     warnings = (
         *(text for diagnosis in found for text in diagnostics.warnings(diagnosis)),
         *map(diagnostics.of_jump, chains.jumps),
-        *_of_meetings(chains),
+        *(text for outcome in chains.outcomes for text in meetings.warnings(outcome)),
         *diagnostics.of_estimates(chains.theta, _met(chains), slope, slope_error),
         *chains.warnings,
     )
@@ -234,12 +227,6 @@ def report(chains: RunChains) -> Report:
             like_gradient(chains.jacobian),
         ),
     )
-
-
-def _of_meetings(chains: RunChains) -> Iterator[str]:
-    for outcome in chains.outcomes:
-        if outcome.meetings is not None:
-            yield from meetings.warnings(outcome.meetings, MeetingTime.of(outcome.meetings))
 
 
 def _met(chains: RunChains) -> Float[np.ndarray, "F M"]:
@@ -315,3 +302,20 @@ def gradient_tree(
         return structure.unflatten(map(like_parameter, np.split(leaf, ends[:-1]), parameters))
 
     return jax.tree.map(like_theta, unflatten(np.moveaxis(flat, 1, 0).reshape(num_values, -1)))
+
+
+def gradient_matrix(
+    value: PyTree, gradient: PyTree, before: int = 0, after: int = 0
+) -> Float[np.ndarray, "..."]:
+    """The inverse of `gradient_tree`: a tree like the gradient of `value` as an array `(..., F, P,
+    ...)`, with these numbers of further axes before and after.
+    """
+    leaves, structure = jax.tree.flatten(value)
+    rows = []
+    for leaf, of_theta in zip(leaves, structure.flatten_up_to(gradient), strict=True):
+        parts = []
+        for part in map(np.asarray, jax.tree.leaves(of_theta)):
+            first, last = part.shape[:before], part.shape[part.ndim - after :]
+            parts.append(part.reshape(*first, np.size(leaf), -1, *last).astype(float))
+        rows.append(np.concatenate(parts, axis=before + 1))
+    return np.concatenate(rows, axis=before)

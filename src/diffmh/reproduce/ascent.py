@@ -12,8 +12,7 @@ from ..estimators import StochasticDerivative
 from ..models import ising as model
 from ..plots import style
 from ..tools.optimise import optimise
-from .data import Data
-from .experiment import Claim, Experiment, Result, Size, digits, within
+from .experiment import Claim, Data, Experiment, Result, Size, digits, within
 from .lattice import SIZE, START, climb, moments
 from .progress import Status
 

@@ -15,8 +15,7 @@ from ..models import gaussian
 from ..plots import style
 from ..plots.trace import Branch, branch, plot_branches, plot_primal, spans
 from ..tools.trace import trace
-from .data import Data
-from .experiment import Claim, Experiment, Result, Size, against_exact
+from .experiment import Claim, Data, Experiment, Result, Size, against_exact
 from .progress import Status
 
 THETA, NUM_STEPS, WINDOW = 0.5, 200, (50, 100)

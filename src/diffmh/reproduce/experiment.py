@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
@@ -15,10 +16,18 @@ from matplotlib.figure import Figure
 
 from .._expectation import Differentiable
 from ..reports.display import number_with_error
-from .data import D
 from .progress import Status
 
 V = TypeVar("V")
+
+
+class Data(eqx.Module):
+    """The content of a figure: named arrays and numbers, which are saved and read back unchanged.
+    Every figure has its own subclass with the fields that its plot reads.
+    """
+
+
+D = TypeVar("D", bound=Data)
 
 
 class Size(enum.StrEnum):

@@ -12,9 +12,9 @@ from .._compose import compose
 from ..estimators import StochasticDerivative
 from ..models import ising as model
 from ..plots import style
-from .data import Data
 from .experiment import (
     Claim,
+    Data,
     Estimate,
     Experiment,
     Result,

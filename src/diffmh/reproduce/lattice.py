@@ -49,6 +49,5 @@ def climb(key: Key[Array, ""], mean: Expectation, num_iterations: int, progress:
         optimizer=optax.adam(schedule, b2=0.9),
         num_iterations=num_iterations,
         maximise=True,
-        average_from=0.5,
         progress=progress.along("iteration of the ascent"),
     )

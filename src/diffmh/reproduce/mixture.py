@@ -18,8 +18,17 @@ from ..models import mixture as model
 from ..plots import style
 from ..tools.optimise import optimise
 from ..tools.trace import trace
-from .data import Data
-from .experiment import Claim, Experiment, Result, Size, against_exact, estimate, length, worst
+from .experiment import (
+    Claim,
+    Data,
+    Experiment,
+    Result,
+    Size,
+    against_exact,
+    estimate,
+    length,
+    worst,
+)
 from .progress import Status
 
 NUM_SEEDS, TOLERANCE = 10, 0.02

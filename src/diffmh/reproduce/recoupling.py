@@ -16,8 +16,7 @@ from ..estimators import StochasticDerivative
 from ..models import ising as model
 from ..plots import style
 from ..tools.trace import Trace, trace
-from .data import Data
-from .experiment import Claim, Experiment, Result, Size, length
+from .experiment import Claim, Data, Experiment, Result, Size, length
 from .lattice import SIZE
 from .progress import Status
 

@@ -57,7 +57,10 @@ def reproduce(
     except ValueError as error:
         raise Refused(str(error)) from None
     make_room(out)
-    finished = {} if again else _taken_up(experiments, out, seed, size)
+    known = [] if again else [load(experiment, out) for experiment in experiments]
+    # Those that this code has saved with the same seed and size.
+    same = [one for one in known if one is not None and (one.seed, one.size) == (seed, size)]
+    finished = {one.experiment.name: one for one in same}
     left = [experiment for experiment in experiments if experiment.name not in finished]
     progress = Status("")
     for experiment in experiments:
@@ -84,18 +87,6 @@ def reproduce(
     verdict = f"{failed} of {len(rows)} verdicts FAILED." if failed else "All verdicts are good."
     print(f"\n{verdict} The page: {out / 'index.html'}")
     return not failed
-
-
-def _taken_up(
-    experiments: list[Experiment], out: pathlib.Path, seed: int, size: Size
-) -> dict[str, Saved]:
-    """The experiments that this code has saved with the same seed and size, by name."""
-    found = {experiment.name: load(experiment, out) for experiment in experiments}
-    return {
-        name: saved
-        for name, saved in found.items()
-        if saved is not None and (saved.seed, saved.size) == (seed, size)
-    }
 
 
 def _computed(

@@ -9,6 +9,8 @@ import importlib.resources
 import io
 import json
 import pathlib
+import typing
+from collections.abc import Mapping
 
 import jax
 import matplotlib
@@ -17,8 +19,7 @@ from matplotlib.figure import Figure
 
 from ..runs.files import write_whole
 from .catalogue import EXPERIMENTS
-from .data import Data, from_arrays, to_arrays
-from .experiment import Claim, Experiment, Result, Size
+from .experiment import Claim, D, Data, Experiment, Result, Size
 from .progress import Status
 
 # The files that are read again, in addition to `NAME.json`.
@@ -78,6 +79,17 @@ def compute_and_save(
     progress.end(f"{experiment.title} …")
     key = jax.random.fold_in(jax.random.key(seed), experiment.figure)
     save(experiment, experiment.compute(key, size, progress), out, seed, size)
+
+
+def to_arrays(data: Data) -> dict[str, np.ndarray]:
+    """Every field, by name."""
+    return {name: np.asarray(getattr(data, name)) for name in typing.get_type_hints(type(data))}
+
+
+def from_arrays(kind: type[D], arrays: Mapping[str, np.ndarray]) -> D:
+    """The inverse of `to_arrays`. Raises `KeyError` where a field is missing."""
+    fields = {name: arrays[name] for name in typing.get_type_hints(kind)}
+    return kind(**{name: field if field.ndim else field.item() for name, field in fields.items()})
 
 
 def _digest(content: bytes) -> str:

@@ -15,8 +15,7 @@ from .._expectation import expectation
 from ..estimators import Covariance, Score, StochasticDerivative
 from ..models import mixture as model
 from ..plots import style
-from .data import Data
-from .experiment import Claim, Experiment, Result, Size, length
+from .experiment import Claim, Data, Experiment, Result, Size, length
 from .progress import Status
 
 H, BURN_IN = 0.4, 50

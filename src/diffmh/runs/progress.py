@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ..base.extras import needing
+
 
 class Bar:
     """A progress bar of tqdm; nothing unless it is wanted and stderr is a terminal."""
@@ -32,11 +34,7 @@ class Bar:
 
 def tqdm() -> Any:
     """The class `tqdm.tqdm`, imported only when a bar is drawn."""
-    try:
+    advice = '`progress=True` needs tqdm, which is not installed: pip install "diffmh[long]"'
+    with needing("tqdm", advice):
         from tqdm import tqdm
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            '`progress=True` needs tqdm, which is not installed: pip install "diffmh[long]"',
-            name="tqdm",
-        ) from None
     return tqdm

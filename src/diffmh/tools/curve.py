@@ -15,8 +15,9 @@ from ..core.admission import Unflatten
 from ..reports.convergence import mean_and_error
 from ..reports.intervals import ends, shape
 from ..reports.report import value_tree
+from .draw_averages import Cut
 from .reweighting import refuse_another_form
-from .weighted_report import Batched, Tail, jackknife
+from .weighted_report import Tail, jackknife, weighted_draws
 
 if TYPE_CHECKING:
     from .draws import FromDraws
@@ -54,11 +55,11 @@ def curve_of(draws: FromDraws, thetas: PyTree, args: tuple[Any, ...], name: str 
         )
     grid, along, at, label = _grid(draws.at, thetas, name)
     args = trees.data(args)
-    found = draws.examinations.of(draws.f, draws.log_density, draws.at, draws.draws, args)
+    found = draws.examined(draws.at, args)
     given = draws.reweighted(draws.at, args)
-    here = Tail.of(given, draws.at)
     # Where the draws were made: batches are as long there as anywhere near.
-    per_chain = Batched.of(given, draws.at, here, found.explicit, order=1).per_chain
+    here = weighted_draws(given, draws.at, Tail.of(given, draws.at), found.explicit)
+    per_chain = Cut.of(here.series()).per_chain
     rows, tails = [], []
     for index in range(len(along)):
         theta = jax.tree.map(lambda leaf, index=index: leaf[index], grid)
@@ -67,19 +68,19 @@ def curve_of(draws: FromDraws, thetas: PyTree, args: tuple[Any, ...], name: str 
         rows.append(_row(np.asarray(ratio.value).T, tail))
         tails.append(tail)
     unflatten = Unflatten.of(found.form)
-    columns = [np.stack(column) for column in zip(*rows, strict=True)]
 
     def like_value(column):
         each = [value_tree(unflatten, row) for row in column]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
+    value, error, low, high = map(like_value, zip(*rows, strict=True))
     return Curve(
         grid,
         along,
-        like_value(columns[0]),
-        like_value(columns[1]),
-        low=like_value(columns[2]),
-        high=like_value(columns[3]),
+        value,
+        error,
+        low,
+        high,
         effective_draws=np.array([tail.effective for tail in tails]),
         pareto_k=np.array([tail.pareto_k for tail in tails]),
         trusted=np.array([tail.trusted for tail in tails]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import equinox as eqx
@@ -25,9 +25,8 @@ from ..reports.convergence import (
     mean_and_error,
     split_r_hat,
 )
-from ..reports.report import Report, RunChains, report
+from ..reports.report import RunChains
 from .draw_controls import Control, Coordinates, control_of, products
-from .intake import chains_and_draws
 from .tails import HEAVY, pareto_shape
 
 T = TypeVar("T")
@@ -67,10 +66,7 @@ def evaluate(f, log_density, theta, draws, args, explicit: bool, by_x: bool = Fa
         score, steepness = jax.grad(density, argnums=(0, 1))(flat_theta, place)
         return value(flat_theta, x), score, slope, place, steepness
 
-    shape = chains_and_draws(draws)
-    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
-    found = in_batches(at_draw, joined, _AT_ONCE)
-    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)
+    return in_batches(at_draw, draws, _AT_ONCE, axes=2)
 
 
 class AtDraws(eqx.Module):
@@ -198,17 +194,6 @@ def most_series(every: Sequence[T]) -> Sequence[T]:
     return every[:: -(-len(every) // _MOST_SERIES)]
 
 
-def summary(
-    found: AtDraws,
-    theta: PyTree,
-    form: PyTree,
-    notes: Sequence[str] = (),
-    doubts: Sequence[str] = (),
-) -> Report:
-    """The report of what was found at the draws; `notes` and `doubts` are further lines of it."""
-    return report(run_of_draws(found, theta, form, notes, doubts))
-
-
 def run_of_draws(
     found: AtDraws,
     theta: PyTree,
@@ -217,19 +202,54 @@ def run_of_draws(
     doubts: Sequence[str] = (),
     batches: int | None = None,
 ) -> RunChains:
-    """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
+    """Value and derivative of each batch; `batches` of each chain, or as many as suit them. `notes`
+    and `doubts` are further lines of the report.
+    """
     chains, draws, _ = found.value.shape
-    series = found.series()
-    time = max(map(autocorrelation_time, series))
-    count = batches_per_chain(chains, draws, time) if batches is None else batches
+    cut = Cut.of(found.series(), batches)
     # Their means stay: only what they differ by is too small.
-    wider = batch_inflation(time, draws // count, draws, chains)
-    value, jacobian = (spread_out(part, wider) for part in found.batches(count))
+    wider = batch_inflation(cut.time, draws // cut.per_chain, draws, chains)
+    value, jacobian = (spread_out(part, wider) for part in found.batches(cut.per_chain))
     if found.control is not None:
         value, jacobian = found.with_rounding(value, jacobian)
+    note, doubt = _of_weights(found.weight)
+    how, notes, doubts = "by the covariance identity", [*note, *notes], [*doubt, *doubts]
+    return run_of_batches(found, cut, (value, jacobian), theta, form, how, notes, doubts)
+
+
+class Cut(eqx.Module):
+    """How chains are cut into batches, by the series that are averaged."""
+
+    time: float
+    per_chain: int
+    r_hat: float
+
+    @staticmethod
+    def of(series: Float[np.ndarray, "S C n"], batches: int | None = None) -> Cut:
+        """Batches of some 20 autocorrelation times, or `batches` of each chain."""
+        _, chains, draws = series.shape
+        time = max(map(autocorrelation_time, series))
+        count = batches_per_chain(chains, draws, time) if batches is None else batches
+        return Cut(time, count, largest_r_hat(series))
+
+
+def run_of_batches(
+    found: AtDraws,
+    cut: Cut,
+    batches: tuple[Float[np.ndarray, "F B"], Float[np.ndarray, "P F B"]],
+    theta: PyTree,
+    form: PyTree,
+    how: str,
+    notes: Sequence[str],
+    doubts: Sequence[str],
+) -> RunChains:
+    """Value and derivative of each batch of what was found at the draws."""
+    value, jacobian = batches
+    chains, draws, _ = found.value.shape
+    num_batches = chains * cut.per_chain
+    few = num_batches < _LEAST_BATCHES or draws < _TIMES * cut.time / 2
     _, error = mean_and_error(value)
     spread = found.mean((found.value - found.mean(found.value)) ** 2)
-    few = chains * count < _LEAST_BATCHES or draws < _TIMES * time / 2
     return RunChains(
         Unflatten.of(form),
         theta,
@@ -237,16 +257,11 @@ def run_of_draws(
         jnp.asarray(jacobian),
         (),
         notes=(
-            f"by the covariance identity, from {chains} chains of"
-            f" {draws:,} draws in {chains * count} batches; autocorrelation time {time:.3g}",
-            *_of_weights(found.weight),
+            f"{how}, from {chains} chains of {draws:,} draws in {num_batches} batches;"
+            f" autocorrelation time {cut.time:.3g}",
             *notes,
         ),
-        warnings=(
-            *diagnostics.of_draws(draws, time, largest_r_hat(series), few),
-            *_doubts_of_weights(found.weight),
-            *doubts,
-        ),
+        warnings=(*diagnostics.of_draws(draws, cut.time, cut.r_hat, few), *doubts),
         effective_samples=np.where(error > 0, spread / np.where(error > 0, error**2, 1.0), np.nan),
     )
 
@@ -277,18 +292,14 @@ def largest_r_hat(series: Float[np.ndarray, "S C n"]) -> float:
     return split_r_hat(halves.mean(axis=-1), within, base=(half - 1) / half)
 
 
-def _of_weights(weight: np.ndarray | None) -> Iterator[str]:
-    if weight is not None:
-        worth = weight.sum() ** 2 / np.sum(weight**2)
-        yield (
-            f"weighted draws, worth {worth:,.0f} of {weight.size:,}; Pareto k̂"
-            f" {pareto_shape(weight):.2f}"
-        )
-
-
-def _doubts_of_weights(weight: np.ndarray | None) -> Iterator[str]:
-    if weight is not None and pareto_shape(weight) > HEAVY:
-        yield (
-            f"the weights have a heavy tail (Pareto k̂ = {pareto_shape(weight):.2f} > {HEAVY}): few"
-            " draws decide, and errors are too small. Draw from a distribution that is closer."
-        )
+def _of_weights(weight: np.ndarray | None) -> tuple[list[str], list[str]]:
+    """A note on importance weights, and a warning of a heavy tail, if there are any."""
+    if weight is None:
+        return [], []
+    k, worth = pareto_shape(weight), weight.sum() ** 2 / np.sum(weight**2)
+    doubt = (
+        f"the weights have a heavy tail (Pareto k̂ = {k:.2f} > {HEAVY}): few draws decide, and"
+        " errors are too small. Draw from a distribution that is closer."
+    )
+    note = f"weighted draws, worth {worth:,.0f} of {weight.size:,}; Pareto k̂ {k:.2f}"
+    return [note], [doubt] if k > HEAVY else []

@@ -19,12 +19,12 @@ from ..base.validate import Checked
 from ..core.admission import Unflatten
 from ..core.autodiff import not_differentiable
 from ..estimators.stein import refuse_unless_continuous
-from ..reports.report import Report, RunChains
+from ..reports.report import Report, RunChains, report
 from .composed_draws import ComposedDraws
 from .curve import Curve, curve_of
-from .draw_averages import AtDraws, evaluate, run_of_draws, summary
+from .draw_averages import AtDraws, evaluate, run_of_draws
 from .draw_controls import Coordinates
-from .examination import Examinations, one_draw
+from .examination import Examination, Examinations, one_draw
 from .intake import (
     GivenDraws,
     arrays_of,
@@ -34,7 +34,7 @@ from .intake import (
     refuse_unless_draws,
 )
 from .reweighting import Reweighted, as_function, checked_at, refuse_another_form
-from .weighted_report import weighted_report, weighted_run
+from .weighted_report import WeightedBatches
 
 
 class FromDraws(OverDraws):
@@ -67,9 +67,8 @@ class FromDraws(OverDraws):
                 " it."
             )
         theta, args = trees.strong(validate.theta(theta)), trees.data(args)
-        refuse_another_form(theta, self.at)
-        form = self.examinations.of(self.f, self.log_density, theta, self.draws, args).form
-        flat = as_function(self.f, self.log_density, self.at, self.draws, theta, args)
+        form = self.examined(theta, args).form
+        flat = as_function(self.reweighted(theta, args), theta)
         return jax.tree.map(lambda leaf: leaf[0], Unflatten.of(form)(flat[:, None]))
 
     def run(self, theta: PyTree, *args: Any) -> Report:
@@ -82,23 +81,30 @@ class FromDraws(OverDraws):
             " what `from_draws(..., at=theta)` returns.",
         )
         theta, args = trees.strong(theta), trees.data(args)
-        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        if self.at is not None:
+            found = self.examined(theta, args)
+            return WeightedBatches.of(self.reweighted(theta, args), theta, found).report()
+        return self.summarised(self.at_draws(theta, *args), theta, *args)
+
+    def examined(self, theta: PyTree, args: tuple[Any, ...]) -> Examination:
+        """The form of f's value. Refuses functions that cannot be differentiated over the draws,
+        and a theta that is not like `at`.
+        """
         if self.at is not None:
             refuse_another_form(theta, self.at)
-            return weighted_report(self.reweighted(theta, args), theta, found)
-        return self.summarised(self.at_draws(theta, *args), theta, *args)
+        return self.examinations.of(self.f, self.log_density, theta, self.draws, args)
 
     def summarised(self, at: AtDraws, theta: PyTree, *args: Any) -> Report:
         """The report of what `at_draws` found."""
-        form = self.examinations.of(self.f, self.log_density, theta, self.draws, args).form
-        return summary(at, theta, form, *self._lines())
+        form = self.examined(theta, args).form
+        return report(run_of_draws(at, theta, form, *self._lines()))
 
     def run_chains(self, theta: PyTree, *args: Any, batches: int | None = None) -> RunChains:
         """Value and derivative of each batch; `batches` of each chain, or as many as suit them."""
-        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        found = self.examined(theta, args)
         if self.at is not None:
-            refuse_another_form(theta, self.at)
-            return weighted_run(self.reweighted(theta, args), theta, found, batches)
+            given = self.reweighted(theta, args)
+            return WeightedBatches.of(given, theta, found, batches=batches).run()
         at = self.at_draws(theta, *args)
         return run_of_draws(at, theta, found.form, *self._lines(), batches)
 
@@ -111,7 +117,7 @@ class FromDraws(OverDraws):
 
     def at_draws(self, theta: PyTree, *args: Any) -> AtDraws:
         """f, score and f's own derivative at each draw, with the control variates, if wanted."""
-        found = self.examinations.of(self.f, self.log_density, theta, self.draws, args)
+        found = self.examined(theta, args)
         controlled = self.control is not None
         if controlled:
             # Integration by parts loses the boundary terms of a jump.
@@ -142,7 +148,10 @@ class FromDraws(OverDraws):
                 "second derivatives and the evidence compute weights of their own: make"
                 " `from_draws(...)` without `weights` and `control`."
             )
-        return dataclasses.replace(self, at=theta) if self.at is None else self
+        # θ₀ of the weights is where the draws were made, a constant: differentiated with it, log w
+        # would be 0 and its derivatives would vanish.
+        at = jax.lax.stop_gradient(theta)
+        return dataclasses.replace(self, at=at) if self.at is None else self
 
     def curve(self, thetas: PyTree, *args: Any, name: Checked[str] | None = None) -> Curve:
         """Values along a grid of thetas with errors, effective sizes and Pareto k̂, for

@@ -120,7 +120,7 @@ class Evidence(eqx.Module):
     def located(self, theta: PyTree) -> Differentiable | FromDraws:
         """The scores as a function of theta; draws without `at` are taken to be made at this."""
         e = self.scores
-        return e.located(jax.lax.stop_gradient(theta)) if isinstance(e, FromDraws) else e
+        return e.located(theta) if isinstance(e, FromDraws) else e
 
 
 def flat(tree: PyTree) -> Float[Array, "P"]:

@@ -8,13 +8,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..base import validate
 from ..base.validate import Checked
 from ..reports import display
+from ..reports.curvature import square
 from ..reports.display import with_errors
 from ..reports.report import Report
 
@@ -58,23 +58,6 @@ class ObservedTerm(eqx.Module):
 
 def like_theta(theta: PyTree, flat: Array) -> PyTree:
     return ravel_pytree(theta)[1](jnp.asarray(flat, ravel_pytree(theta)[0].dtype))
-
-
-def square(theta: PyTree, matrix: Array) -> PyTree:
-    """A matrix over the flattened θ as `jax.hessian` of a scalar has it."""
-    leaves, structure = jax.tree.flatten(theta)
-    cuts = np.cumsum([jnp.size(leaf) for leaf in leaves])[:-1]
-
-    def entry(part, first, second):
-        return part.reshape((*jnp.shape(first), *jnp.shape(second))).astype(first.dtype)
-
-    return structure.unflatten(
-        structure.unflatten(
-            entry(part, first, second)
-            for part, second in zip(jnp.split(row, cuts, axis=1), leaves, strict=True)
-        )
-        for row, first in zip(jnp.split(jnp.asarray(matrix), cuts), leaves, strict=True)
-    )
 
 
 class EvidenceReport(eqx.Module):
@@ -138,9 +121,7 @@ class EvidenceReport(eqx.Module):
             "gradient": with_errors(self.gradient, self.gradient_error),
             "hessian": with_errors(self.hessian, self.hessian_error),
         }
-        if self.warnings:
-            parts["warnings"] = f"{len(self.warnings)}: print it"
-        return display.named("EvidenceReport", parts)
+        return display.named("EvidenceReport", parts, self.warnings)
 
     def __str__(self) -> str:
         lines = [

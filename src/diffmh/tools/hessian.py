@@ -18,12 +18,12 @@ from ..core.admission import Unflatten, refuse_jumps_of_slope
 from ..core.autodiff import not_differentiable
 from ..core.estimator import SecondOrder
 from ..core.simulation import flatten
+from ..jaxprs import compat
 from ..reports.curvature import HessianReport, hessian_report
 from ..reports.report import report
 from .draws import FromDraws
 from .examination import one_draw
-from .reweighting import refuse_another_form
-from .weighted_report import Batched, Tail, first_order
+from .weighted_report import WeightedBatches
 
 _AGAIN = (
     "`diffmh.hessian(...)` is a second derivative, and third ones of chains are not estimated. What"
@@ -55,8 +55,7 @@ class HessianOfChains(eqx.Module):
         gradients, however many parameters there are.
         """
         theta = trees.strong(not_differentiable(validate.theta(theta), _AGAIN))
-        refuse_another_direction(direction, theta)
-        flat = ravel_pytree(jax.tree.map(_like, theta, direction))[0]
+        flat = ravel_pytree(_direction_like(theta, direction))[0]
         second, unflatten = self.expectation.hessian_product(theta, key, flat, args)
         _, unravel = ravel_pytree(theta)
         # Each of f's leaves has the parameters last, as `jax.jacobian` has them.
@@ -95,59 +94,44 @@ class HessianOfDraws(eqx.Module):
 
     def __call__(self, theta: PyTree, *args: Any) -> PyTree:
         """The Hessian, in the form of `jax.hessian`."""
-        return jax.hessian(self._located(theta))(theta, *args)
+        return jax.hessian(self.draws.located(theta))(theta, *args)
 
     def product(self, theta: PyTree, *args: Any, direction: PyTree) -> PyTree:
         """The derivative of the gradient along a direction like theta."""
         theta = trees.strong(validate.theta(theta))
-        refuse_another_direction(direction, theta)
-        gradient = jax.jacrev(lambda theta: self._located(theta)(theta, *args))
-        return jax.jvp(gradient, (theta,), (jax.tree.map(_like, theta, direction),))[1]
+        direction = _direction_like(theta, direction)
+        gradient = jax.jacrev(lambda theta: self.draws.located(theta)(theta, *args))
+        return jax.jvp(gradient, (theta,), (direction,))[1]
 
     def run(self, theta: PyTree, *args: Any) -> HessianReport:
         """Value, gradient and Hessian with standard errors from batches of successive draws."""
         theta = not_differentiable(validate.theta(theta), _AGAIN)
         theta, args = trees.strong(theta), trees.data(args)
-        e = self.draws
-        if e.at is not None:
-            refuse_another_form(theta, e.at)
-        found = e.examinations.of(e.f, e.log_density, theta, e.draws, args)
-        _refuse_kinks(e, theta, args)
-        given = e.reweighted(theta, args)
-        tail = Tail.of(given, theta)
-        tail.refuse(theta)
-        batches = Batched.of(given, theta, tail, found.explicit, order=2)
-        first = first_order(given, theta, found, tail, batches)
+        found = self.draws.examined(theta, args)
+        _refuse_kinks(self.draws, theta, args)
+        batches = WeightedBatches.of(self.draws.reweighted(theta, args), theta, found, order=2)
         second = np.moveaxis(np.asarray(batches.ratio.second), 0, -1)
-        return hessian_report(Unflatten.of(found.form), theta, second, first)
-
-    def _located(self, theta: PyTree) -> FromDraws:
-        """The draws as a function of theta: made at this theta, if `at` was not given."""
-        # θ₀ of the weights is where the draws were made, a constant: differentiated with it, log w
-        # would be 0 and its derivatives would vanish.
-        return self.draws.located(jax.lax.stop_gradient(theta))
+        return hessian_report(Unflatten.of(found.form), theta, second, batches.report())
 
 
 def _refuse_kinks(e: FromDraws, theta: PyTree, args: tuple[Any, ...]) -> None:
     x = one_draw(e.draws)
-    form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), theta)
+    form = compat.forms(theta)
     density = lambda theta, x: e.log_density(theta, x, *args)
     f = lambda theta, x: flatten(e.f(theta, x, *args))
     refuse_jumps_of_slope(density, form, x, "log_density")
     refuse_jumps_of_slope(f, form, x, "f")
 
 
-def _like(leaf: Array, part: Any) -> Array:
-    return jnp.asarray(part, leaf.dtype)
-
-
-def refuse_another_direction(direction: PyTree, theta: PyTree) -> None:
+def _direction_like(theta: PyTree, direction: PyTree) -> PyTree:
+    """A user's direction with theta's types; refuses one of another form."""
     same = jax.tree.structure(direction) == jax.tree.structure(theta)
     if not same or trees.shapes(direction) != trees.shapes(theta):
         raise TypeError(
             "`product(direction=...)` must have the form of theta,"
             f" {trees.shapes(theta)}, got {trees.shapes(direction)}."
         )
+    return jax.tree.map(lambda leaf, part: jnp.asarray(part, leaf.dtype), theta, direction)
 
 
 def hessian(

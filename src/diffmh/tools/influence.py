@@ -17,9 +17,10 @@ from ..adapters import Posterior
 from ..base import validate
 from ..base.validate import Checked
 from ..reports import display
-from ..reports.report import Report
-from .draws import FromDraws, from_draws
-from .intake import chains_and_draws, few, read
+from ..reports.report import Report, gradient_matrix
+from .draws import from_draws
+from .examination import one_draw
+from .intake import few, read
 from .intake_sites import states_of
 from .powers import refuse_unfit
 
@@ -209,13 +210,14 @@ def influence(
         unconstrained=True,
     )
     over = dataclasses.replace(over, sampler=given.sampler())
-    x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), over.draws)
-    form = jax.eval_shape(posterior.log_likelihoods, posterior.theta, x)
+    form = jax.eval_shape(posterior.log_likelihoods, posterior.theta, one_draw(over.draws))
     if not jax.tree.leaves(form):
         raise ValueError(f"`{where}`: the model has no observed site.")
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), form)
-    report = over.run(ones)
-    rows, variances = _table(report, ones, _deviations(over, ones), level)
+    at = over.at_draws(ones)
+    report = over.summarised(at, ones)
+    deviations = np.sqrt(at.mean((at.value - at.mean(at.value)) ** 2))
+    rows, variances = _table(report, ones, deviations, level)
     return Influence(tuple(rows), tuple(variances), report, level)
 
 
@@ -236,60 +238,30 @@ class _Weighted(eqx.Module):
         return self.f(self.posterior.theta, self.posterior.constrain(self.posterior.theta, x))
 
 
-def _deviations(over: FromDraws, weights: PyTree) -> PyTree:
-    """The posterior standard deviation of each quantity, over the draws."""
-    each = jax.jit(jax.vmap(jax.vmap(lambda x: over.f(weights, x))))(over.draws)
-    of_draws = np.ones(chains_and_draws(over.draws)) if over.weights is None else over.weights
-
-    def deviation(leaf):
-        values = np.asarray(leaf, float)
-        mean = lambda values: np.tensordot(of_draws, values, axes=2) / of_draws.sum()
-        return np.sqrt(mean((values - mean(values)) ** 2))
-
-    return jax.tree.map(deviation, each)
-
-
-def _table(report: Report, weights: PyTree, deviations: PyTree, level: float):
-    """The rows of each quantity, the strongest observation first, and the quantities' variances."""
-    observations = list(_names(jax.tree_util.tree_leaves_with_path(weights)))
-    quantities = list(_names(jax.tree_util.tree_leaves_with_path(report.value)))
-    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-    means, spreads = flat(report.value), flat(deviations)
-    slopes = _matrix(report, report.gradient, 0, 0)
-    errors = _matrix(report, report.gradient_error, 0, 0)
-    ends = _matrix(report, report.interval(level)[1], 0, 1)
-    batches = _matrix(report, report.per_chain.gradient, 1, 0)
+def _table(report: Report, weights: PyTree, deviations: Float[np.ndarray, "F"], level: float):
+    """The rows of each quantity, the strongest observation first, and the quantities' variances;
+    `deviations` are the quantities' posterior standard deviations.
+    """
+    observations = [entry.name for entry in display.entries(weights)]
+    quantities = display.entries(report.value)
+    slopes = gradient_matrix(report.value, report.gradient)
+    errors = gradient_matrix(report.value, report.gradient_error)
+    ends = gradient_matrix(report.value, report.interval(level)[1], after=1)
+    batches = gradient_matrix(report.value, report.per_chain.gradient, before=1)
     rows: list[InfluenceRow] = []
     variances: list[QuantityVariance] = []
-    for i, quantity in enumerate(quantities):
-        found = []
+    for i, (quantity, mean) in enumerate(quantities):
+        found, spread = [], float(deviations[i])
         for n, observation in enumerate(observations):
             slope, error = float(slopes[i, n]), float(errors[i, n])
             low, high = (float(end) for end in ends[i, n])
-            left_out = -slope / float(spreads[i]) if spreads[i] > 0 else math.nan
+            left_out = -slope / spread if spread > 0 else math.nan
             found.append(InfluenceRow(quantity, observation, slope, error, low, high, left_out))
         rows += sorted(found, key=lambda row: -abs(row.influence))
         variances.append(
-            QuantityVariance(
-                quantity, float(means[i]), float(spreads[i] ** 2), *_jackknife(batches[:, i])
-            )
+            QuantityVariance(quantity, float(mean), spread**2, *_jackknife(batches[:, i]))
         )
     return rows, variances
-
-
-def _matrix(report: Report, tree: PyTree, before: int, after: int) -> np.ndarray:
-    """A tree like a report's gradient as an array `(..., F, N, ...)`, with these numbers of further
-    axes before and after.
-    """
-    leaves, structure = jax.tree.flatten(report.value)
-    rows = []
-    for value, of_weights in zip(leaves, structure.flatten_up_to(tree), strict=True):
-        parts = []
-        for leaf in map(np.asarray, jax.tree.leaves(of_weights)):
-            first, last = leaf.shape[:before], leaf.shape[leaf.ndim - after :]
-            parts.append(leaf.reshape(*first, np.size(value), -1, *last).astype(float))
-        rows.append(np.concatenate(parts, axis=before + 1))
-    return np.concatenate(rows, axis=before)
 
 
 def _jackknife(each: Float[np.ndarray, "B N"]) -> tuple[float, float]:
@@ -310,13 +282,3 @@ def _jackknife(each: Float[np.ndarray, "B N"]) -> tuple[float, float]:
     # Of a U-statistic: twice the variance of what one batch contributes.
     part = deviations @ total - squares
     return float(value), float(2 * np.std(part / (count - 1), ddof=1) / math.sqrt(count))
-
-
-def _names(leaves: list[tuple[Any, Any]]) -> Iterator[str]:
-    for path, leaf in leaves:
-        for index in np.ndindex(leaf.shape):
-            yield _name(path, index)
-
-
-def _name(path: Any, index: tuple[int, ...]) -> str:
-    return (jax.tree_util.keystr(path, simple=True, separator=".") or "f") + display.place(index)

@@ -16,6 +16,7 @@ from jaxtyping import Float, PyTree
 
 from ..adapters.group_marks import holds_states, recorded_theta
 from ..base import trees, validate
+from ..base.extras import needing
 
 # An error needs this many draws.
 LEAST_DRAWS = 16
@@ -131,14 +132,9 @@ def _opened(path: str | os.PathLike, where: str) -> Any:
     name = os.fspath(path)
     if not os.path.exists(name):
         raise FileNotFoundError(f"`{where}` is a path, but there is nothing at {name!r}.")
-    try:
+    advice = f"`{where}` reads files with xarray, which is not installed:"
+    with needing("xarray", f'{advice} pip install "diffmh[samples]"'):
         import xarray
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"`{where}` reads files with xarray, which is not installed:"
-            ' pip install "diffmh[samples]"',
-            name=error.name,
-        ) from None
     try:
         with xarray.open_datatree(name) as tree:
             return tree.load()
@@ -281,10 +277,8 @@ def chains_and_draws(draws: PyTree) -> tuple[int, int]:
     return chains, count
 
 
-def checked_weights(weights: Any, draws: PyTree) -> Float[np.ndarray, "C n"] | None:
+def checked_weights(weights: Any, draws: PyTree) -> Float[np.ndarray, "C n"]:
     """Importance weights, scaled to a mean of 1."""
-    if weights is None:
-        return None
     name = "from_draws(weights=...)"
     found = np.asarray(validate.real_array(weights, name, chains_and_draws(draws)), float)
     wrong = int(np.sum(~np.isfinite(found)))

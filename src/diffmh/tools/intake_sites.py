@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from ..adapters import Posterior
 from ..adapters.group_marks import numbers_of, same_theta
 from ..base.batches import in_batches
-from .intake import GivenDraws, chains_and_draws, few, refuse_draws_first
+from .intake import GivenDraws, few, refuse_draws_first
 
 # Draws that are evaluated at once.
 _AT_ONCE = 1024
@@ -30,21 +30,25 @@ def states_of(posterior: Posterior, given: GivenDraws, where: str) -> PyTree:
     """
     _refuse_other_theta(posterior, given, where)
     form = jax.eval_shape(posterior.init, jax.random.key(0))
-    if given.sites is None or given.marked:
-        return _of_states(posterior, given, form, where)
     known = jax.eval_shape(posterior.constrain, posterior.theta, form)
     latent = jax.eval_shape(posterior.log_prior_by_site, posterior.theta, form)
     sites = {name: known[name] for name in latent}
+    are_states = given.sites is None or given.marked
     # A group of states of somebody else's may come from another transform: sites are preferred to
     # it if they are all there.
-    if given.states is not None and not all(name in given.sites for name in sites):
-        return _of_states(posterior, given, form, where)
-    found = _matched(_by_name(given.sites, _shapes(sites), where), _shapes(sites), where)
+    if not are_states and given.states is not None:
+        are_states = not all(name in given.sites for name in sites)
+    draws, expected = (given.states, form) if are_states else (given.sites, sites)
+    named = _by_name(draws, _shapes(expected), where)
+    found = _matched(named, _shapes(expected), where, given.stacked)
+    if given.stacked:
+        refuse_draws_first(found, where)
     _refuse_other_values(posterior, found, form, where)
-    free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
-    states = free(_typed(found, sites))
-    _refuse_infinite(states, where)
-    return _typed(states, form)
+    if not are_states:
+        free = jax.jit(jax.vmap(jax.vmap(lambda one: posterior.unconstrain(posterior.theta, one))))
+        found = free(_typed(found, sites))
+    _refuse_infinite(found, where)
+    return _typed(found, form)
 
 
 def _refuse_other_theta(posterior: Posterior, given: GivenDraws, where: str) -> None:
@@ -66,16 +70,6 @@ def _refuse_other_theta(posterior: Posterior, given: GivenDraws, where: str) -> 
         )
 
 
-def _of_states(posterior: Posterior, given: GivenDraws, form: Any, where: str) -> PyTree:
-    named = _by_name(given.states, _shapes(form), where)
-    states = _matched(named, _shapes(form), where, given.stacked)
-    if given.stacked:
-        refuse_draws_first(states, where)
-    _refuse_other_values(posterior, states, form, where)
-    _refuse_infinite(states, where)
-    return _typed(states, form)
-
-
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
     return jax.tree.map(lambda number: float(f"{number:.6g}"), numbers)
 
@@ -86,10 +80,8 @@ def weights_between(made_by: Posterior, wanted: Posterior, states: PyTree) -> np
     def log_weight(x):
         return wanted.log_density(wanted.theta, x) - made_by.log_density(made_by.theta, x)
 
-    shape = chains_and_draws(states)
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), states)
-    found = np.asarray(jax.jit(lambda flat: in_batches(log_weight, flat, _AT_ONCE))(flat), float)
-    found = found.reshape(shape)
+    every = jax.jit(lambda states: in_batches(log_weight, states, _AT_ONCE, axes=2))
+    found = np.asarray(every(states), float)
     if not np.isfinite(found.max()):
         raise ValueError(
             "`sensitivity(at=...)`: the log density is not finite at some draws, for the"

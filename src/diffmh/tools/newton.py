@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..base import validate
 from .evidence import Evidence
 from .evidence_report import like_theta
 
@@ -32,7 +31,7 @@ def newton_of(newton: Any, objective: Any) -> bool | str:
             "`optimise(newton=...)` must be False, True (steps by the observed information) or"
             f" 'natural' (by the Fisher information of an energy model), got {newton!r}."
         )
-    if newton is False or (not isinstance(newton, str) and not newton):
+    if not newton:
         return False
     if not isinstance(objective, Evidence):
         raise TypeError(
@@ -111,10 +110,4 @@ def no_values(theta: PyTree) -> Array:
     raise TypeError(
         "`optimise(optimizer=...)`: this optimiser needs values of the objective, and"
         " `diffmh.evidence` has only gradients and Hessians: use one without a line search."
-    )
-
-
-def positive_share(reuse: Any) -> float | None:
-    return (
-        None if reuse is None else validate.number(reuse, "optimise(reuse=...)", above=0, below=1)
     )

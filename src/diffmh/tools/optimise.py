@@ -150,7 +150,8 @@ def optimise(
     _refuse_unless_optimizer(optimizer)
     if isinstance(objective, Evidence):
         newton_steps.refuse_unless_of_chains(objective)
-    share = newton_steps.positive_share(reuse)
+    if reuse is not None:
+        reuse = validate.number(reuse, "optimise(reuse=...)", above=0, below=1)
     theta, key = trees.strong(validate.theta(theta)), validate.typed_key(key)
     place = checkpoint_of(checkpoint)
     if place is not None and jax.process_count() > 1:
@@ -158,9 +159,9 @@ def optimise(
             "`optimise(checkpoint=...)` is for one host, because several would continue from"
             " different iterates. Keep `theta` yourself, or give the checkpoint to `.run`."
         )
-    run = _Run(objective, _Way(optimizer, maximise, newton), share, key, args)
+    run = _Run(objective, _Way(optimizer, maximise, newton), reuse, key, args)
     begin = (theta, optimizer.init(theta), KeptDraws(theta, jnp.int32(-1)))
-    draws = None if share is None else Draws(objective, share)
+    draws = None if reuse is None else Draws(objective, reuse)
     with contextlib.ExitStack() as stack:
         journal = Journal(None if place is None else stack.enter_context(Store(place)))
         part = journal.part(begin, lambda: run.form(begin), lambda: run.fingerprint(begin))

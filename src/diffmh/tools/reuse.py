@@ -56,12 +56,12 @@ class Reused(Differentiable):
 
 def _value(given: Reweighted, theta, key, args) -> Float[Array, "F C"]:
     # One batch for each chain, so pseudo-values are those of chains.
-    sums, centre, _ = batch_sums(given, theta, 0, False, 1)
+    sums, centre = batch_sums(given, theta, 0, False, 1)
     return jnp.asarray(pseudo_values(sums).value + centre).T
 
 
 def _value_and_slope(given: Reweighted, explicit: bool, theta, key, args):
-    sums, centre, _ = batch_sums(given, theta, 1, explicit, 1)
+    sums, centre = batch_sums(given, theta, 1, explicit, 1)
     found = pseudo_values(sums)
     assert found.slope is not None
     return (found.value + centre).T, jnp.moveaxis(found.slope, 0, -1)
@@ -187,6 +187,6 @@ def _states(s: Simulation, theta: PyTree, key: Key[Array, ""], args: tuple[Any, 
     walk = walk_of(
         s.kernel, theta, key, args, s.init, s.num_samples, s.num_chains, s.burn_in, 1, s.mesh
     )
-    arrays = filled(walk, None, None, Bar("draws", walk.num_blocks, False))
+    arrays = filled(walk, None, None, Bar("draws", walk.plan.num_blocks, False))
     # The last two are acceptance rate and log density.
     return jax.tree.unflatten(walk.plan.structure, [jnp.asarray(each) for each in arrays[:-2]])

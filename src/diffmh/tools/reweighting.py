@@ -203,32 +203,23 @@ def gate(
     return passed(theta)
 
 
-def as_function(
-    f: Callable[..., PyTree],
-    log_density: Callable[..., Array],
-    at: PyTree,
-    draws: PyTree,
-    theta: PyTree,
-    args: tuple[Any, ...],
-) -> Float[Array, "F"]:
+def as_function(given: Reweighted, theta: PyTree) -> Float[Array, "F"]:
     """`Ê(θ)`, flat, as a function of theta that JAX differentiates to any order; derivatives with
     respect to data are refused.
     """
-    args = trees.data(args)
-    arrays, rest = eqx.partition((at, draws, args), eqx.is_array)
+    arrays, rest = eqx.partition((given.at, given.draws, given.args), eqx.is_array)
     arrays = not_differentiable(
         arrays,
         "A derivative of `from_draws(..., at=...)` with respect to `args`, `at` or `draws` was"
         " asked for: they are data. Make what you differentiate a part of `theta`.",
     )
     at, draws, args = eqx.combine(arrays, rest)
-    x = one_draw(draws)
     functions = {
-        "log_density": lambda theta, x: log_density(theta, x, *args),
-        "f": lambda theta, x: flatten(f(theta, x, *args)),
+        "log_density": lambda theta, x: given.log_density(theta, x, *args),
+        "f": lambda theta, x: flatten(given.f(theta, x, *args)),
     }
-    theta = gate(theta, x, functions)
-    return reweighted_mean(Reweighted(f, log_density, at, draws, args), theta)
+    theta = gate(theta, one_draw(draws), functions)
+    return reweighted_mean(Reweighted(given.f, given.log_density, at, draws, args), theta)
 
 
 def refuse_another_form(theta: PyTree, at: PyTree, name: str = "`theta`") -> None:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from ..adapters.group_marks import STATES
 from ..base import validate
+from ..base.extras import needing
 from ..base.validate import Checked
 from ..core import admission
 from ..core.adapted import Adapted
@@ -121,7 +122,7 @@ def sample(
         )
     with (
         hosts.answering("Start the same script again on all hosts, or on fewer."),
-        Bar("sample", walk.num_blocks, progress and hosts.leads) as bar,
+        Bar("sample", walk.plan.num_blocks, progress and hosts.leads) as bar,
         contextlib.ExitStack() as stack,
     ):
         hosts.refuse_different("theta, key and args of `sample`", theta, key, args)
@@ -149,10 +150,6 @@ class Walk(eqx.Module):
         return Loop(self.plan, self.theta, self.key, self.args, none)
 
     @property
-    def num_blocks(self) -> int:
-        return self.plan.num_blocks
-
-    @property
     def num_draws(self) -> int:
         return self.simulation.num_samples // self.thin
 
@@ -174,7 +171,7 @@ class Walk(eqx.Module):
             each = sum(math.prod(shape[2:]) * dtype.itemsize for shape, dtype in self.forms)
             block_size = max(1, _WAITING // (each * self.simulation.num_chains))
         by_memory = max(1, block_size * self.thin // self.plan.block_steps)
-        return min(by_memory, -(-self.num_blocks // _STRETCHES))
+        return min(by_memory, -(-self.plan.num_blocks // _STRETCHES))
 
 
 def walk_of(kernel, theta, key, args, init, num_samples, num_chains, burn_in, thin, mesh) -> Walk:
@@ -337,12 +334,12 @@ def filled(
     else:
         arrays = _on_disk(walk, files, journal, part, count)
     bar.reached(part.done)
-    while part.done < walk.num_blocks:
-        first, last = part.done, min(part.done + count, walk.num_blocks)
+    while part.done < walk.plan.num_blocks:
+        first, last = part.done, min(part.done + count, walk.plan.num_blocks)
         part.state, part.done = _stretch(walk, part.state, first, last, count, arrays), last
         if files is not None:
             part.results.append(np.uint32(_checksum(walk, arrays, first, count)))
-            if journal.due or last == walk.num_blocks:
+            if journal.due or last == walk.plan.num_blocks:
                 # Draws are on the disk before the checkpoint that counts on them.
                 files.flush(arrays)
                 journal.save()
@@ -361,7 +358,7 @@ def _on_disk(
         journal.save()
     if part.done == 0:
         files.make()
-    unfinished = part.done < walk.num_blocks
+    unfinished = part.done < walk.plan.num_blocks
     if unfinished:
         journal.refuse_unless_writable()
     arrays = files.open(writable=unfinished)
@@ -385,7 +382,7 @@ def _problem(walk: Walk, count: int) -> dict[str, str]:
         return _advance(Walk(plan, theta, key, args, walk.thin), chains, first, last, count)
 
     parts = {"theta": walk.theta, "key": walk.key, "args": walk.args, "kernel or init": alone}
-    parts |= {"length": (walk.num_blocks, walk.thin, count)}
+    parts |= {"length": (walk.plan.num_blocks, walk.thin, count)}
     return fingerprint(program, parts | {"start": (begin.chains, jnp.int32(0), jnp.int32(1))})
 
 
@@ -396,16 +393,12 @@ def names(state: PyTree) -> list[str]:
 
 
 def _data_tree(walk: Walk, arrays: Sequence[np.ndarray]) -> DataTree:
-    try:
+    advice = (
+        "`sample` returns an ArviZ `DataTree`, and arviz-base is not installed:"
+        ' pip install "diffmh[samples]"'
+    )
+    with needing("arviz_base", advice):
         import arviz_base
-    except ModuleNotFoundError as error:
-        if error.name != "arviz_base":
-            raise
-        raise ModuleNotFoundError(
-            "`sample` returns an ArviZ `DataTree`, and arviz-base is not installed:"
-            ' pip install "diffmh[samples]"',
-            name="arviz_base",
-        ) from None
     *states, rate, lp = arrays
     posterior = dict(zip(names(walk.plan.state), states, strict=True))
     groups = {"posterior": posterior, "sample_stats": {"acceptance_rate": rate, "lp": lp}}

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
 from ..reports.convergence import autocorrelation_time
-from ..reports.display import place
-from ..reports.report import Report
+from ..reports.display import Entry, entries
+from ..reports.report import Report, gradient_matrix
 from .draw_averages import AtDraws, largest_r_hat
 from .quantities import Judgement, influence, judge
 from .sensitivity_table import SensitivityRow
@@ -30,22 +29,6 @@ _CONSTANT = (
 )
 
 
-class NamedNumber(NamedTuple):
-    """A number of a pytree: its name and its value."""
-
-    name: str
-    value: float
-
-
-class RowEstimate(NamedTuple):
-    """A derivative with its error and its interval."""
-
-    derivative: float
-    error: float
-    low: float
-    high: float
-
-
 class Health(NamedTuple):
     """The largest split R̂ and the fewest effective draws of the series behind some rows."""
 
@@ -53,50 +36,35 @@ class Health(NamedTuple):
     effective_draws: float
 
 
-def entries(tree: PyTree) -> list[NamedNumber]:
-    """The numbers of a pytree in flattened order."""
-    found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        values = np.asarray(leaf)
-        base = jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("model.")
-        for index in np.ndindex(values.shape):
-            found.append(NamedNumber((base or "f") + place(index), float(values[index])))
-    return found
+def parameters_of(theta: PyTree) -> list[Entry]:
+    """The hyperparameters and the powers, by name."""
+    return [Entry(name.removeprefix("model."), value) for name, value in entries(theta)]
 
 
 def reported(
     run: Report, level: float, of: Callable[[PyTree], PyTree] = lambda tree: tree
 ) -> Float[np.ndarray, "F P 4"]:
     """Derivative, error and interval of every mean from a report; `of` picks a part of f."""
-    low_high = of(run.interval(level)[1])
-    ends = (
-        jax.tree.map(lambda leaf, end=end: np.asarray(leaf)[..., end], low_high) for end in (0, 1)
-    )
-    structure = jax.tree.structure(of(run.value))
-    sizes = [np.size(leaf) for leaf in jax.tree.leaves(of(run.value))]
-
-    def flat(gradient):
-        parts = zip(structure.flatten_up_to(gradient), sizes, strict=True)
-        rows = [[np.reshape(leaf, (size, -1)) for leaf in jax.tree.leaves(p)] for p, size in parts]
-        return np.concatenate([np.concatenate(row, axis=1) for row in rows]).astype(float)
-
-    return np.stack([flat(g) for g in (of(run.gradient), of(run.gradient_error), *ends)], axis=-1)
+    value, ends = of(run.value), of(run.interval(level)[1])
+    slopes = [gradient_matrix(value, of(tree)) for tree in (run.gradient, run.gradient_error)]
+    return np.concatenate([np.stack(slopes, -1), gradient_matrix(value, ends, after=1)], axis=-1)
 
 
 def row(
-    quantity: NamedNumber,
+    quantity: Entry,
     statistic: str,
-    parameter: NamedNumber,
-    found: RowEstimate,
+    parameter: Entry,
+    found: Sequence[float] | Float[np.ndarray, "4"],
     sd: float,
     doubt: str,
 ) -> SensitivityRow:
-    change = 0.1 * parameter.value * found.derivative
+    """The row of a derivative with its error and the ends of its interval."""
+    derivative, error, low, high = map(float, found)
+    change = 0.1 * float(parameter.values) * derivative
     name = quantity.name if statistic == "mean" else f"{statistic}({quantity.name})"
     relative = change / sd if sd > 0 else math.nan
-    return SensitivityRow(
-        name, parameter.name, *found, change, relative, not doubt, doubt, statistic
-    )
+    estimate = (derivative, error, low, high, change, relative)
+    return SensitivityRow(name, parameter.name, *estimate, not doubt, doubt, statistic)
 
 
 def strongest_first(rows: Sequence[SensitivityRow]) -> list[SensitivityRow]:
@@ -110,7 +78,7 @@ class FromDrawsRows:
 
     def __init__(self, at: AtDraws, run: Report, theta: PyTree, level: float, doubt: str):
         self.at, self.level, self.doubt = at, level, doubt or _of_weights(at)
-        self.quantities, self.parameters = entries(run.value), entries(theta)
+        self.quantities, self.parameters = entries(run.value), parameters_of(theta)
         self.means = reported(run, level)
         self.health = Health(1.0, math.inf)
 
@@ -132,9 +100,9 @@ class FromDrawsRows:
         for p, parameter in enumerate(self.parameters):
             derivative = float(found.derivative[p])
             judged = judge(derivative, found.series[..., p], at.weights, self.level)
-            estimate = RowEstimate(derivative, judged.error, judged.low, judged.high)
+            estimate = (derivative, judged.error, judged.low, judged.high)
             if statistic == "mean":
-                estimate = RowEstimate(*map(float, self.means[index, p]))
+                estimate = self.means[index, p]
             doubt = self._doubt(judged, own, heavy)
             if rare and math.isfinite(judged.error):
                 doubt = _CONSTANT
@@ -197,19 +165,20 @@ def of_own_chains(run: Report, theta: PyTree, level: float) -> Iterator[Sensitiv
     """The rows of a run of moments (f, f²) on our own chains. What the report warns of concerns all
     rows.
     """
-    quantities, parameters = entries(run.value[0]), entries(theta)
-    squares = entries(run.value[1])
+    quantities, squares = map(entries, run.value)
+    parameters = parameters_of(theta)
     means = reported(run, level, lambda tree: tree[0])
-    effective = [entry.value for entry in entries(run.effective_samples[0])]
+    effective = entries(run.effective_samples[0])
     for index, quantity in enumerate(quantities):
-        sd = math.sqrt(max(squares[index].value - quantity.value**2, 0.0))
+        mean, square = float(quantity.values), float(squares[index].values)
+        sd = math.sqrt(max(square - mean**2, 0.0))
         doubt = "the run has warnings (below). Leave `kernel` out to sample by NUTS."
         if not run.warnings:
-            few = effective[index] < _EFFECTIVE
+            few = effective[index].values < _EFFECTIVE
             doubt = f"fewer than {_EFFECTIVE} effective samples. Run longer." if few else ""
             doubt = doubt if sd > 0 else _CONSTANT
         rows = [
-            row(quantity, "mean", parameter, RowEstimate(*map(float, means[index, p])), sd, doubt)
+            row(quantity, "mean", parameter, means[index, p], sd, doubt)
             for p, parameter in enumerate(parameters)
         ]
         yield from strongest_first(rows)

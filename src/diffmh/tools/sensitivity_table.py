@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import re
@@ -11,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..base import validate
+from ..base.extras import needing
 from ..base.validate import Checked
 from ..reports import display
 from ..reports.report import Report
@@ -136,16 +138,9 @@ class Sensitivity:
 
     def to_dataframe(self) -> Any:
         """A pandas `DataFrame` with a column for each field of the rows."""
-        try:
+        advice = "`Sensitivity.to_dataframe` needs pandas, which is not installed:"
+        with needing("pandas", f"{advice} pip install pandas"):
             import pandas
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] != "pandas":
-                raise
-            raise ModuleNotFoundError(
-                "`Sensitivity.to_dataframe` needs pandas, which is not installed:"
-                " pip install pandas",
-                name="pandas",
-            ) from None
         return pandas.DataFrame([dataclasses.asdict(row) for row in self.rows], columns=_FIELDS)
 
     def _lines(self) -> list[tuple[str, ...]]:
@@ -170,10 +165,7 @@ class Sensitivity:
 
     def _doubts(self) -> list[str]:
         """Each reason once, with how many rows it marks."""
-        found: dict[str, int] = {}
-        for row in self.rows:
-            if not row.trusted:
-                found[row.doubt] = found.get(row.doubt, 0) + 1
+        found = collections.Counter(row.doubt for row in self.rows if not row.trusted)
         return [
             f"{MARK} {count} of {len(self.rows)} rows not to be trusted: {doubt}"
             for doubt, count in found.items()

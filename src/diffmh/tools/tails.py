@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ..base.extras import needing
+
 # Above this a mean over draws converges too slowly for its error to be believed (Vehtari and others
 # 2024, Pareto smoothed importance sampling): with shape k, moments of order 1/k and above are
 # infinite.
@@ -31,16 +33,12 @@ def pareto_shape(values: Float[np.ndarray, "..."]) -> float:
     excess = ordered[-count:] - ordered[-count - 1]
     if not excess[-1] > 0 or not excess[int(count / 4 + 0.5) - 1] > 0:
         return -math.inf
-    try:
+    advice = (
+        "Pareto k̂ of draws and weights needs arviz-stats, which is not installed: pip install"
+        ' "diffmh[nuts]"'
+    )
+    with needing("arviz_stats", advice):
         from arviz_stats.base.array import array_stats
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "arviz_stats":
-            raise
-        raise ModuleNotFoundError(
-            "Pareto k̂ of draws and weights needs arviz-stats, which is not installed: pip install"
-            ' "diffmh[nuts]"',
-            name="arviz_stats",
-        ) from None
     # It divides by the sum, which must be positive; the tail does not depend on where 0 is.
     positive = ordered - ordered[0]
     found: Any = array_stats.pareto_khat(positive[None], r_eff=1.0, tail="right")

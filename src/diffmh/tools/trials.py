@@ -156,10 +156,8 @@ def outcomes(draws: np.ndarray, log_q: np.ndarray) -> list[float]:
     missing = np.clip(1 - claimed.sum(), 1e-6 if rest else 0.0, 1.0)
     total, claimed = len(draws) - half, np.append(claimed, missing)
     counts = np.append(counts, rest)
-    lower, upper = (
-        stats.binom.cdf(counts, total, claimed),
-        stats.binom.sf(counts - 1, total, claimed),
-    )
+    lower = stats.binom.cdf(counts, total, claimed)
+    upper = stats.binom.sf(counts - 1, total, claimed)
     return list(np.minimum(1.0, 2 * np.minimum(lower, upper)))
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..base.sums import CompensatedSum
 from ..core.parameters import jacobian
-from .reweighting import Blocks, Reweighted
+from .reweighting import Blocks, Reweighted, log_weights
 
 
 class Sums(eqx.Module):
@@ -76,18 +76,8 @@ def pseudo_values(sums: Sums) -> Ratio:
     return jax.tree.map(lambda a, b: a + (count - 1) * (a - b), of_all, of_others)
 
 
-class Centre(eqx.Module):
-    """Means over some draws: sums are about them, as `Ê` does not see a common part of s and h, and
-    that of f is added again. Otherwise covariances would be small differences of large numbers.
-    """
-
-    f: Float[Array, "F"]
-    s: Float[Array, "P"]
-    h: Float[Array, "P P"]
-
-
 class AtOne(eqx.Module):
-    """f, s, h, and f's own derivatives at one draw, or their sums; `None` beyond the order that is
+    """f, s, h, and f's own derivatives at one draw, or their means; `None` beyond the order that is
     asked for, and where f does not depend on θ.
     """
 
@@ -113,11 +103,11 @@ def _at_one(given: Reweighted, theta: PyTree, x: PyTree, order: int, explicit: b
     return AtOne(value(theta), s, h, f_i, f_ij)
 
 
-def _terms(at: AtOne, centre: Centre) -> Sums:
+def _terms(at: AtOne, centre: AtOne) -> Sums:
     """The terms of one draw, apart from its weight."""
     f = at.f - centre.f
     one = jnp.ones((), f.dtype)
-    if at.s is None:
+    if at.s is None or centre.s is None:
         return Sums(one, f)
     # As if the weight were w e^{−c(θ)}, with ∂c and ∂²c equal to the centres of s and h at this θ:
     # a factor that contains θ alone cancels in S/W and all its derivatives.
@@ -125,7 +115,7 @@ def _terms(at: AtOne, centre: Centre) -> Sums:
     s_i = s[:, None] * f
     if at.f_i is not None:
         s_i = s_i + at.f_i
-    if at.h is None:
+    if at.h is None or centre.h is None:
         return Sums(one, f, s, s_i)
     w_ij = s[:, None] * s + at.h - centre.h
     s_ij = w_ij[:, :, None] * f
@@ -138,47 +128,44 @@ def _terms(at: AtOne, centre: Centre) -> Sums:
 @eqx.filter_jit
 def batch_sums(
     given: Reweighted, theta: PyTree, order: int, explicit: bool, batches: int
-) -> tuple[Sums, Float[Array, "F"], Float[Array, "B"]]:
+) -> tuple[Sums, Float[Array, "F"]]:
     """The sums of `batches` stretches of each chain about a centre, in units of the largest weight;
-    f's centre, and each batch's `Σ w²`. The first few draws are left out where the length of a
+    and f's centre. The first few draws are left out where the length of a
     batch does not divide the chain.
     """
     draws = jax.tree.map(lambda leaf: _cut(leaf, batches), given.draws)
     blocks = Blocks.of(draws)
     # One scale and one centre for all batches, or their sums could not be added and subtracted.
-    largest = _largest(given, theta, draws, blocks)
-
-    def each(one):
-        def over(number):
-            here, counts = blocks.take(draws, number)
-            found = jax.vmap(jax.vmap(one))(here)
-            return jax.tree.map(
-                lambda leaf: jnp.sum(
-                    jnp.where(jnp.expand_dims(counts, range(1, leaf.ndim - 1)), leaf, 0), axis=1
-                ),
-                found,
-            )
-
-        return _added(over, blocks.count)
+    largest = jnp.max(log_weights(given, theta))
 
     centre = _centre(given, theta, order)
 
     def weighted(x):
         weight = jnp.exp(given.log_weight(theta, x) - largest)
         terms = _terms(_at_one(given, theta, x, order, explicit), centre)
-        return jax.tree.map(lambda leaf: weight * leaf, terms), weight**2
+        return jax.tree.map(lambda leaf: weight * leaf, terms)
 
-    sums, squares = each(weighted)
-    return sums, centre.f, squares
+    def over(number):
+        here, counts = blocks.take(draws, number)
+
+        def added(leaf):
+            counted = jnp.expand_dims(counts, range(1, leaf.ndim - 1))
+            return jnp.sum(jnp.where(counted, leaf, 0), axis=1)
+
+        return jax.tree.map(added, jax.vmap(jax.vmap(weighted))(here))
+
+    return _added(over, blocks.count), centre.f
 
 
-def _centre(given: Reweighted, theta: PyTree, order: int) -> Centre:
+def _centre(given: Reweighted, theta: PyTree, order: int) -> AtOne:
+    """Means over some draws: sums are about them, as `Ê` does not see a common part of s and h, and
+    that of f is added again. Otherwise covariances would be small differences of large numbers.
+    """
+
     def one(x):
         return _at_one(given, theta, x, order, False)
 
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.vmap(one)(given.few()))
-    zero = jnp.zeros(())
-    return Centre(means.f, *(zero if part is None else part for part in (means.s, means.h)))
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.vmap(one)(given.few()))
 
 
 def _cut(leaf: Array, batches: int) -> Array:
@@ -186,14 +173,6 @@ def _cut(leaf: Array, batches: int) -> Array:
     length = draws // batches
     used = leaf[:, draws - batches * length :]
     return used.reshape(chains * batches, length, *leaf.shape[2:])
-
-
-def _largest(given: Reweighted, theta, draws, blocks: Blocks) -> Float[Array, ""]:
-    def over(number):
-        here, _ = blocks.take(draws, number)
-        return jnp.max(jax.vmap(jax.vmap(lambda x: given.log_weight(theta, x)))(here))
-
-    return jnp.max(jax.lax.map(over, jnp.arange(blocks.count)))
 
 
 def _added(over: Callable[[Array], PyTree], count: int) -> PyTree:

@@ -47,10 +47,8 @@ class Spins(eqx.Module):
         """The spins by row and column."""
         # Row i of `black` has the columns of parity i: in even rows, black comes first.
         even = jnp.arange(self.black.shape[0])[:, None] % 2 == 0
-        first, second = (
-            jnp.where(even, self.black, self.white),
-            jnp.where(even, self.white, self.black),
-        )
+        first = jnp.where(even, self.black, self.white)
+        second = jnp.where(even, self.white, self.black)
         return jnp.stack([first, second], axis=-1).reshape(self.black.shape[0], -1)
 
 
