@@ -363,6 +363,22 @@ def nested(y, noise):
     numpyro.sample("y", dist.Normal(part + x, noise), obs=y)
 
 
+def test_a_value_without_a_gradient_does_not_stop_the_jumps():
+    """An impossible value whose gradient is NaN has weight 0, and no part in the proposal."""
+
+    def log_density(k, x):
+        # At k = 1 the slope of the root is infinite.
+        root = jnp.sum(jnp.sqrt((k - 1.0) ** 2 * (1 + x**2)))
+        return jnp.where(k == 1, -jnp.inf, root - 0.5 * jnp.sum((x - 4.0 * k) ** 2))
+
+    assert np.isnan(jax.grad(log_density, argnums=1)(1, jnp.zeros(2))).all()
+    made = laplace_mixture(log_density, jnp.arange(3), jnp.zeros((4, 2)))
+    rest = laplace_mixture(log_density, jnp.array([0, 2]), jnp.zeros((4, 2)))
+    assert made.log_weights[1] == -np.inf
+    for place in (jnp.zeros(2), jnp.full(2, 7.0)):
+        np.testing.assert_allclose(made.log_prob(place), rest.log_prob(place), rtol=1e-5)
+
+
 @pytest.mark.parametrize("checks", [True, False])
 def test_values_that_depend_on_another_site(checks):
     """They are not those of the one trace that `from_numpyro` sees: the site asks for a proposal.
