@@ -1,5 +1,7 @@
 """Wrong arguments are refused by name: `wrong_arguments.py` goes over all of them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -98,3 +100,42 @@ def test_messages(call, words):
 def test_options_of_a_program_still_reach_it():
     program = lambda theta, key, *, power: coin(theta, key) ** power
     assert sad.run(program, 0.5, KEY, num_replicates=4, power=2.0).value.shape == ()
+
+
+def test_functions_that_add_arguments_to_those_they_wrap():
+    """A decorated function is called with its own arguments, not with those of the one inside."""
+
+    def with_data(function):
+        @functools.wraps(function)
+        def wrapped(theta, x):
+            return function(theta, x, 2.0)
+
+        return wrapped
+
+    @with_data
+    def log_density(theta, x, scale):
+        return -0.5 * ((x - theta) / scale) ** 2
+
+    @with_data
+    def f(theta, x, factor):
+        return factor * x
+
+    kernel = diffmh.MetropolisHastings(log_density, diffmh.GaussianWalk(2.0))
+    mean = diffmh.expectation(f, kernel, init=0.0, num_samples=3, num_chains=2)
+    assert jnp.isfinite(mean(0.5, KEY))
+    draws = jax.random.normal(KEY, (4, 20))
+    assert jnp.isfinite(diffmh.from_draws(f, log_density, draws).run(0.5).value)
+
+
+def test_traced_draws_are_refused():
+    log_density = lambda theta, x: -0.5 * (x - theta) ** 2
+
+    def evidence(draws):
+        return diffmh.evidence(log_density, draws, at=0.5)(0.5)
+
+    def mean(draws):
+        return diffmh.from_draws(lambda theta, x: x, log_density, draws, at=0.5)(0.5)
+
+    for function in (evidence, mean):
+        with pytest.raises(TypeError, match=r"`from_draws\(draws=...\)` must be known"):
+            jax.jit(function)(jnp.ones((4, 20)))

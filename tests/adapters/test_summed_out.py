@@ -353,3 +353,81 @@ def test_proposals_keep_their_way():
     assert target.summed_out.names == ("side",) and [m.name for m in target.moves] == ["level"]
     x = jax.vmap(posterior.init)(jax.random.split(KEY, 4))
     assert nuts._with_jumps(target, posterior.theta, x).jumps is None
+
+
+def nested(y, noise):
+    """The values of `part` end at `whole`, another latent site."""
+    x = numpyro.sample("x", dist.Normal())
+    whole = numpyro.sample("whole", dist.DiscreteUniform(0, 3))
+    part = numpyro.sample("part", dist.DiscreteUniform(0, whole))
+    numpyro.sample("y", dist.Normal(part + x, noise), obs=y)
+
+
+def test_a_value_without_a_gradient_does_not_stop_the_jumps():
+    """An impossible value whose gradient is NaN has weight 0, and no part in the proposal."""
+
+    def log_density(k, x):
+        # At k = 1 the slope of the root is infinite.
+        root = jnp.sum(jnp.sqrt((k - 1.0) ** 2 * (1 + x**2)))
+        return jnp.where(k == 1, -jnp.inf, root - 0.5 * jnp.sum((x - 4.0 * k) ** 2))
+
+    assert np.isnan(jax.grad(log_density, argnums=1)(1, jnp.zeros(2))).all()
+    made = laplace_mixture(log_density, jnp.arange(3), jnp.zeros((4, 2)))
+    rest = laplace_mixture(log_density, jnp.array([0, 2]), jnp.zeros((4, 2)))
+    assert made.log_weights[1] == -np.inf
+    for place in (jnp.zeros(2), jnp.full(2, 7.0)):
+        np.testing.assert_allclose(made.log_prob(place), rest.log_prob(place), rtol=1e-5)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_values_that_depend_on_another_site(checks):
+    """They are not those of the one trace that `from_numpyro` sees: the site asks for a proposal.
+    Outside of its support it has no density, even if NumPyro's own checks are switched off.
+    """
+    numpyro.enable_validation(checks)
+    try:
+        posterior = diffmh.from_numpyro(nested, 2.0, theta={"noise": 1.5})
+        assert posterior.num_values == {"whole": 4}
+        with pytest.raises(ValueError, match="site 'part' is discrete, and its values are not kno"):
+            posterior.sample(KEY)
+        with pytest.raises(ValueError, match="site 'part' is discrete, and its values are not kno"):
+            posterior.kernel()
+        draws = posterior.sample(KEY, **LENGTH, proposals={"part": diffmh.OtherState(4)}).posterior
+    finally:
+        numpyro.enable_validation(True)
+    part, whole = np.meshgrid(np.arange(4), np.arange(4))
+    joint = (part <= whole) / (whole + 1) * norm.pdf(2.0, part, math.hypot(1.0, 1.5))
+    joint /= joint.sum()
+    for value in range(4):
+        assert abs(z_score(draws["part"] == value, joint[:, value].sum())) < 4
+        assert abs(z_score(draws["whole"] == value, joint[value].sum())) < 4
+    assert abs(z_score(draws["part"] == 0, joint[:, 0].sum() + 0.1)) > 4
+
+
+def test_values_that_depend_on_theta():
+    def counted(y, top):
+        count = numpyro.sample("count", dist.DiscreteUniform(0, jnp.floor(top).astype(int)))
+        numpyro.sample("y", dist.Normal(count, top), obs=y)
+
+    posterior = diffmh.from_numpyro(counted, 2.0, theta={"top": 3.0})
+    assert posterior.num_values == posterior.ranges == {}
+
+
+def test_values_that_are_known():
+    """Parameters of a distribution may depend on anything, as long as its support does not."""
+
+    def model(y, p):
+        kind = numpyro.sample("kind", dist.Categorical(jnp.array([0.2, 0.3, p])))
+        flag = numpyro.sample("flag", dist.BernoulliLogits(p * kind))
+        with numpyro.plate("two", 2):
+            numpyro.sample("counts", dist.Binomial(jnp.array([3, 5]), p))
+            numpyro.sample("dice", dist.DiscreteUniform(1, 6))
+        numpyro.sample("row", dist.Categorical(logits=p * jnp.zeros((4, 3))).to_event(1))
+        numpyro.sample("rates", dist.BetaBinomial(1.0, p, total_count=4).mask(True))
+        numpyro.sample("grade", dist.OrderedLogistic(p, jnp.arange(3.0)))
+        numpyro.sample("y", dist.Normal(flag + p, p), obs=y)
+
+    posterior = diffmh.from_numpyro(model, 2.0, theta={"p": 0.5})
+    counts = {"kind": 3, "flag": 2, "counts": 6, "row": 3, "rates": 5, "grade": 4}
+    assert posterior.num_values == counts
+    assert posterior.ranges == {"dice": range(1, 7)}

@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from ..base import validate
 from ..base.validate import Checked
+from ..jaxprs import compat
 from .posterior import OfModel, Posterior, Sites, checked_theta, extra
 
 
@@ -38,23 +39,24 @@ class _Model(OfModel):
         from numpyro import handlers
 
         data = {name: x[name] for name in self.discrete}
-        return handlers.substitute(self._unchecked(), data=data)
+        return handlers.substitute(self._of_latent(), data=data)
 
-    def _unchecked(self) -> Callable[..., Any]:
+    def _of_latent(self) -> Callable[..., Any]:
         """The model without NumPyro's check that a continuous latent site lies in its support: the
         transform onto the support has put it there, and the check would be a jump at a place that
-        depends on theta, as in `Uniform(0, theta)`.
+        depends on theta, as in `Uniform(0, theta)`. Discrete sites are always checked, even if the
+        user has switched checks off: outside its support a density may be any number.
         """
         from numpyro.primitives import Messenger
 
-        within = self.continuous
+        continuous, discrete = self.continuous, self.discrete
 
-        class Unchecked(Messenger):
+        class OfLatent(Messenger):
             def process_message(self, msg):
-                if msg["type"] == "sample" and msg["name"] in within:
-                    msg["fn"] = unchecked(msg["fn"])
+                if msg["type"] == "sample" and msg["name"] in (*continuous, *discrete):
+                    msg["fn"] = with_check(msg["fn"], msg["name"] in discrete)
 
-        return Unchecked(self.model)
+        return OfLatent(self.model)
 
     def log_density(self, theta: Sites, x: Sites) -> Array:
         from numpyro.infer.util import potential_energy
@@ -87,20 +89,25 @@ class _Model(OfModel):
         sites = self.constrain(theta, x)
         latent = {name: sites[name] for name in self.latent}
         kwargs = {**self.kwargs, **theta}
-        return compute_log_probs(self._unchecked(), self.args, kwargs, latent, sum_log_prob)[0]
+        return compute_log_probs(self._of_latent(), self.args, kwargs, latent, sum_log_prob)[0]
 
     def unconstrain(self, theta: Sites, sites: Sites) -> Sites:
-        from numpyro import handlers
         from numpyro.distributions import biject_to
+
+        at = self.sites_at(theta, sites)
+        free = {
+            name: biject_to(at[name]["fn"].support).inv(at[name]["value"])
+            for name in self.continuous
+        }
+        return {**free, **{name: jnp.asarray(sites[name], int) for name in self.discrete}}
+
+    def sites_at(self, theta: Sites, sites: Sites) -> dict[str, Any]:
+        """The latent sites of the model where they have these values."""
+        from numpyro import handlers
 
         given = handlers.substitute(self.model, data=sites)
         traced = handlers.trace(given).get_trace(*self.args, **self.kwargs, **theta)
-        continuous = {name: traced[name] for name in self.continuous}
-        free = {
-            name: biject_to(site["fn"].support).inv(site["value"])
-            for name, site in continuous.items()
-        }
-        return {**free, **{name: jnp.asarray(sites[name], int) for name in self.discrete}}
+        return {name: traced[name] for name in self.latent}
 
     def constrain(self, theta: Sites, x: Sites) -> Sites:
         from numpyro.infer.util import constrain_fn
@@ -111,16 +118,16 @@ class _Model(OfModel):
         return {**sites, **{name: x[name] for name in self.discrete}}
 
 
-def unchecked(distribution: Any) -> Any:
-    """A distribution, and those that it is made of, without the check of their support."""
+def with_check(distribution: Any, check: bool) -> Any:
+    """A distribution, and those that it is made of, with or without the check of their support."""
     from numpyro.distributions import Distribution
 
-    bare = copy.copy(distribution)
+    changed = copy.copy(distribution)
     for name, part in vars(distribution).items():
         if isinstance(part, Distribution):
-            setattr(bare, name, unchecked(part))
-    bare._validate_args = False
-    return bare
+            setattr(changed, name, with_check(part, check))
+    changed._validate_args = check
+    return changed
 
 
 class _Start(eqx.Module):
@@ -160,6 +167,10 @@ def from_numpyro(
     A model without an observed site gives a warning: data with the default `y=None` were probably
     not passed.
 
+    The values of a discrete site are known if its support depends neither on `theta` nor on another
+    latent site. Otherwise `sample` and `kernel` ask for a proposal, and values outside the support
+    have the density 0.
+
     Refused: names in `theta` that the model does not take; `numpyro.param` sites; sites marked for
     enumeration, which would have to be summed out in every evaluation.
 
@@ -187,7 +198,11 @@ def from_numpyro(
     continuous = tuple(name for name in latent if name not in discrete)
     with_data = _Model(model, args, kwargs, tuple(discrete), continuous)
     strategy: Any = _uniform() if init_strategy is None else init_strategy
-    known = {name: _values(site["fn"].support) for name, site in discrete.items()}
+    moving = _moving_supports(with_data, theta, {name: s["value"] for name, s in latent.items()})
+    known = {
+        name: None if name in moving else _values(site["fn"].support)
+        for name, site in discrete.items()
+    }
     ranges = {name: values for name, values in known.items() if values is not None}
     return Posterior(
         with_data.log_density,
@@ -270,15 +285,39 @@ def _latent_sites(model, args, kwargs, where: str) -> dict[str, Any]:
     return latent
 
 
+def _moving_supports(model: _Model, theta: Sites, sites: Sites) -> set[str]:
+    """The discrete sites whose support depends on theta or on other latent sites: the one that a
+    trace of the model happens to have is not that of other states.
+    """
+
+    def ends(given):
+        found = model.sites_at(*given)
+        return {name: _ends(found[name]["fn"].support) for name in model.discrete}
+
+    depends = compat.dependence(ends, (theta, sites))[0]
+    return {name for name, each in depends.items() if any(jax.tree.leaves(each))}
+
+
+def _base(support: Any) -> Any:
+    """The support of one entry."""
+    while hasattr(support, "base_constraint"):  # of entries that are one event
+        support = support.base_constraint
+    return support
+
+
+def _ends(support: Any) -> tuple[Any, Any]:
+    """The least and the greatest value of an entry; `None` for an end that is not known."""
+    base = _base(support)
+    return getattr(base, "lower_bound", None), getattr(base, "upper_bound", None)
+
+
 def _values(support: Any) -> range | None:
     """The values of a site, if they are consecutive integers, the same for all of its entries."""
     from numpyro.distributions import constraints
 
-    while hasattr(support, "base_constraint"):  # of entries that are one event
-        support = support.base_constraint
-    if support is constraints.boolean:
+    if _base(support) is constraints.boolean:
         return range(2)
-    lower, upper = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+    lower, upper = _ends(support)
     if lower is None or upper is None:
         return None
     lower, upper = np.asarray(lower), np.asarray(upper)

@@ -81,7 +81,9 @@ def laplace_mixture(
         precisions, axes = jnp.linalg.eigh(jnp.where(sound, curvature, unit))
         precisions = jnp.maximum(precisions, _LEAST_PRECISION)
         log_weight = heights[best] - 0.5 * jnp.sum(jnp.log(precisions))
-        return modes[best], axes, precisions, jnp.where(sound, log_weight, -jnp.inf)
+        # A component of weight 0 must have a finite density, too: 0 times NaN is NaN.
+        mode = jnp.where(sound, modes[best], starts[0])
+        return mode, axes, precisions, jnp.where(sound, log_weight, -jnp.inf)
 
     return LaplaceMixture(*in_batches(one, values, _AT_ONCE))
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from ..jaxprs.compat import Tracer
-from ..jaxprs.once import once
+from ..jaxprs.once import TracedOnce, once
 
 T = TypeVar("T")
 _NUMBERS = bool | int | float | complex | np.ndarray | np.generic | jax.Array
@@ -191,8 +191,10 @@ def function(value: Any, where: str, name: str, signature: str) -> Any:
 
 def takes(value: Any, where: str, name: str, *arguments: str) -> None:
     """Raise an error if the function `name` has a signature that does not take these arguments."""
+    # By its own signature, not that of the function which it wraps: a decorator may add arguments.
+    own = value.function if isinstance(value, TracedOnce) else value
     try:
-        signature = inspect.signature(value)
+        signature = inspect.signature(own, follow_wrapped=False)
     except (TypeError, ValueError):  # Some callables that are not written in Python have none.
         return
     try:

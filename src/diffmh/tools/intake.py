@@ -93,6 +93,8 @@ def read(draws: Any, where: str = "from_draws(draws=...)") -> GivenDraws:
     `MCMC`, stacked BlackJAX states, a dictionary or another pytree.
     """
     _refuse_key_or_table(draws, where)
+    if not validate.concrete(draws):
+        raise TypeError(f"`{where}` must be known: draws cannot be traced by `jit` or `grad`.")
     if isinstance(draws, str | os.PathLike):
         draws = _opened(draws, where)
     if hasattr(draws, "get_samples") and hasattr(draws, "get_extra_fields"):
