@@ -170,8 +170,8 @@ def _of_mcmc(mcmc: Any, where: str) -> GivenDraws:
 
 
 def _arguments_of(mcmc: Any) -> dict[str, Any] | None:
-    """What the model was called with in the last run of an `MCMC`, by name; `None` if it does not
-    tell.
+    """The arguments of the model in the last run of an `MCMC`, by name; `None` if it does not tell
+    them.
     """
     try:
         called = inspect.signature(mcmc.sampler.model).bind(*mcmc._args, **mcmc._kwargs)
