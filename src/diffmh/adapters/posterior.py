@@ -96,7 +96,8 @@ class Posterior(eqx.Module):
 
         Discrete sites that take at most 256 values together are summed out: NUTS follows
         `log Σ_z exp(log_density(x, z))`, whose gradient is the mean of the gradients over
-        `p(z | x)`, and z is then drawn from `p(z | x)`. Values of probability 0 have no part in it.
+        `p(z | x)`, and z is then drawn from `p(z | x)`. Values of probability 0 have no part in it;
+        one whose density is NaN counts as one of them.
         If these are all discrete sites, and x has at most 32 dimensions, each iteration also tries
         to jump between the modes of all z: a Metropolis–Hastings step, whose proposal is a mixture
         of Laplace's approximations of `p(x | z)`. Other discrete sites, such as a label for each
