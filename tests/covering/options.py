@@ -80,7 +80,8 @@ def _steps(row: Row) -> int:
     """
     chains = row["num_chains"] if row["num_samples"] == 3000 else max(2000, row["num_chains"])
     steps = row["num_samples"] + row["burn_in"]
-    return chains * (max(40, steps) if row["estimator"] in STATIONARY else steps)
+    in_pairs = row["estimator"] in STATIONARY or row["control"] == "covariance"
+    return chains * (max(40, steps) if in_pairs else steps)
 
 
 RULES = (
@@ -117,7 +118,10 @@ RULES = (
     ),
     Excluded(
         lambda row: _alternatives(row) * row["parameters"] * _steps(row) <= MOST_WEIGHTS,
-        ("estimator", "num_chains", "num_samples", "burn_in", "parameters", "alternatives"),
+        (
+            *("estimator", "control", "num_chains", "num_samples", "burn_in"),
+            *("parameters", "alternatives"),
+        ),
     ),
     # Births have the longest programs, one for each way of calling: all ways with short kernels.
     Excluded(
