@@ -131,7 +131,7 @@ def main() -> None:
             )
     if "finite" in given.parts:
         estimators = (
-            diffmh.StochasticDerivative(),
+            diffmh.StochasticDerivative(alternatives=1),
             diffmh.StochasticDerivative(control="covariance"),
             diffmh.StochasticDerivative(alternatives=4),
             diffmh.StochasticDerivative(alternatives=4, control="covariance"),
